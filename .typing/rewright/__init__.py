@@ -1,0 +1,1 @@
+../../src/rewright/__init__.py

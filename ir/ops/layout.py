@@ -1,0 +1,33 @@
+"""Changes of shape that change no value."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from rewright.ir.op import Call, Cost, Examples, Types, op, require
+from rewright.ir.types import ValueType
+
+
+@op()
+def reshape(x: Tensor, *, tail: list[int], keep: int = 2) -> Tensor:
+    """The same elements in row-major order, the axes after the first `keep` replaced by `tail`."""
+    return x.reshape(*x.shape[:keep], *tail)
+
+
+@reshape.infer
+def _(x: ValueType, *, tail: list[int], keep: int = 2) -> Types:
+    require(math.prod(tail) == math.prod(x.shape[keep:]), f"{x} beyond axis {keep} has not the elements of {tail}")
+    return (x.with_shape(*x.shape[:keep], *tail),)
+
+
+@reshape.cost
+def _(call: Call) -> Cost:
+    return call.cost(reads={"x": 0}, writes=0, flops=0)
+
+
+@reshape.examples
+def _(gen: Examples):
+    yield (gen.randn(2, 3, 8),), {"tail": [2, 4]}
+    yield (gen.randn(2, 1, 8),), {"tail": [8], "keep": 1}

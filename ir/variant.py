@@ -1,0 +1,100 @@
+"""Variants of the step function: static shapes that one model is compiled for.
+
+A variant is keyed by tokens T, batch B, context capacity, and whether logits come out for every
+position. `capacity` bounds the context that reading ops touch; the state always holds max_context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rewright.ir.errors import UsageError
+
+ALIGN = 128
+BUCKETS = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Variant:
+    """One static shape of `step`.
+
+    Attributes:
+        tokens: T; 1 is decode.
+        batch: B.
+        capacity: tokens of context that this variant can read.
+        all_positions: logits [B,T,V] for scoring instead of [B,V] of the last valid token.
+    """
+
+    tokens: int
+    batch: int
+    capacity: int
+    all_positions: bool = False
+
+    @property
+    def kind(self) -> str:
+        if self.all_positions:
+            return "score"
+        return "decode" if self.tokens == 1 else "chunk"
+
+    @property
+    def name(self) -> str:
+        """File-name-safe identity, for example `chunk128-b1-c4096`."""
+        tokens = "" if self.kind == "decode" else str(self.tokens)
+        return f"{self.kind}{tokens}-b{self.batch}-c{self.capacity}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a compiled model must be able to hold.
+
+    Attributes:
+        max_context: longest sequence in tokens, rounded up to a multiple of 128.
+        max_batch: state slots S.
+        chunk: tokens of a prefill chunk.
+    """
+
+    max_context: int = 4096
+    max_batch: int = 1
+    chunk: int = 128
+
+    @classmethod
+    def of(cls, max_context: int, max_batch: int, chunk: int, position_limit: int) -> Limits:
+        """Checked limits; `UsageError` names the option that is out of range."""
+        for option, value in (("--max-context", max_context), ("--max-batch", max_batch), ("--chunk", chunk)):
+            if value < 1:
+                raise UsageError(f"{option} {value} is not positive")
+        rounded = -(-max_context // ALIGN) * ALIGN
+        if max_context > position_limit:
+            raise UsageError(
+                f"--max-context {max_context} is beyond the model's {position_limit} positions",
+                fix=f"choose at most {position_limit}",
+            )
+        return cls(rounded, max_batch, chunk)
+
+    def capacities(self, index_topk: int) -> list[int]:
+        """Context buckets, ascending; the last is max_context.
+
+        Up to 4 * index_topk tokens every compressed entry is kept, so nothing needs a score.
+        """
+        full = -(-4 * index_topk // ALIGN) * ALIGN if (4 * index_topk) % ALIGN else 4 * index_topk
+        return sorted({b for b in (full, *BUCKETS) if b < self.max_context} | {self.max_context})
+
+    def variants(self, index_topk: int) -> list[Variant]:
+        """Every variant of a compiled model: decode for B = 1, 2, 4, .., S; chunk and score for B = 1."""
+        batches = [1 << i for i in range((self.max_batch - 1).bit_length() + 1) if 1 << i < self.max_batch]
+        found = []
+        for capacity in self.capacities(index_topk):
+            found += [Variant(1, b, capacity) for b in [*batches, self.max_batch]]
+            found.append(Variant(self.chunk, 1, capacity))
+            found.append(Variant(self.chunk, 1, capacity, all_positions=True))
+        return found
+
+
+def smallest_capacity(variants: Iterable[Variant], context: int) -> int:
+    """The smallest capacity that covers `context` tokens (max over active rows of pos + n_valid)."""
+    return min(v.capacity for v in variants if v.capacity >= context)

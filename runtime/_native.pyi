@@ -1,0 +1,3 @@
+"""Types of the native extension (csrc/bindings/module.cpp)."""
+
+def cpu_features() -> list[str]: ...
