@@ -75,10 +75,13 @@ class Graph:
     # -- building ---------------------------------------------------------------------------
 
     def leaf(self, kind: str, name: str, type: ValueType, module: str = "") -> Node:
-        """Append an input, a state, a weight or a constant."""
+        """Append an input or a state, which come before everything else, a weight or a constant."""
         if kind not in LEAVES:
             raise CompilerBug(f"{kind} is no kind of leaf")
         fx_op = "placeholder" if kind in ("input", "state") else "get_attr"
+        last = next(reversed(self.fx.nodes), None)
+        if fx_op == "placeholder" and last is not None and last.op != "placeholder":
+            raise CompilerBug(f"{kind} {name} comes after other nodes")
         node = self.fx.create_node(fx_op, name, name=_identifier(name))
         return self._register(node, kind, (name,), (type,), module)
 

@@ -118,7 +118,7 @@ class Op:
         reference: the decorated function. It writes the operand named by `updates` in place.
         operands: tensor operands in order; `optional` holds those that may be absent.
         attrs: attribute names in signature order with their defaults (`inspect.Parameter.empty`
-            where required); `float_attrs` are those that hold a float.
+            where required); `attr_types` are their annotations.
         outputs: role of each result; a result's name is the node's name with the role appended.
         updates: state operand of which the single result is the next value, or None.
         since: first stage at which the op may appear.
@@ -130,7 +130,7 @@ class Op:
     operands: tuple[str, ...]
     optional: frozenset[str]
     attrs: dict[str, Any]
-    float_attrs: frozenset[str]
+    attr_types: Mapping[str, Any]
     outputs: tuple[str, ...]
     updates: str | None
     since: str
@@ -163,9 +163,20 @@ class Op:
         """Types of the results; `TypeMismatch` if the operands do not fit."""
         if self._infer is None:
             raise CompilerBug(f"op {self.name} has no infer hook")
+        count = len(self.operands)
+        require(len(operands) == count, f"{len(operands)} operands where it takes {count}")
         for name, operand in zip(self.operands, operands, strict=True):
             require(operand is not None or name in self.optional, f"operand {name} is missing")
-        return self._infer(*operands, **attrs)
+        try:
+            results = self._infer(*operands, **self.bind_attrs(attrs))
+        except CompilerBug as e:
+            raise TypeMismatch(str(e)) from e
+        except (ArithmeticError, LookupError, TypeError, ValueError) as e:
+            # A hook takes shapes apart as it likes: one that it cannot take apart does not fit.
+            raise TypeMismatch(f"{type(e).__name__}: {e}") from e
+        fits = all(size >= 0 for result in results for size in result.shape)
+        require(fits, f"a result would be {', '.join(map(str, results))}")
+        return results
 
     def estimate(self, operands: tuple[ValueType | None, ...], attrs: Attrs, context: int) -> Cost:
         """Cost of one execution with `context` tokens of the sequence visible afterwards."""
@@ -185,8 +196,11 @@ class Op:
         missing = [n for n, d in self.attrs.items() if d is inspect.Parameter.empty and n not in attrs]
         if unknown or missing:
             raise CompilerBug(f"op {self.name}: unknown attributes {sorted(unknown)}, missing {missing}")
+        for n, value in attrs.items():
+            if not _is_of(value, self.attr_types[n]):
+                raise CompilerBug(f"op {self.name}: attribute {n} cannot be {value!r}")
         bound = {n: attrs.get(n, default) for n, default in self.attrs.items()}
-        return {n: float(v) if n in self.float_attrs else v for n, v in bound.items()}
+        return {n: float(v) if self.attr_types[n] is float else v for n, v in bound.items()}
 
     def given_attrs(self, attrs: Attrs) -> Attrs:
         """`attrs` in canonical form: sorted by name, defaults left out."""
@@ -216,6 +230,16 @@ class Op:
         if len(self.outputs) == 1:
             return result
         return tuple(result[i] for i in range(len(self.outputs)))
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether an attribute's value is of its annotation. An int may stand for a float, no bool for either."""
+    if typing.get_origin(hint) is list:
+        item = typing.get_args(hint)[0]
+        return isinstance(value, list | tuple) and all(_is_of(v, item) for v in value)
+    if alternatives := typing.get_args(hint):
+        return any(_is_of(value, alternative) for alternative in alternatives)
+    return type(value) is hint or (hint is float and type(value) is int)
 
 
 class Examples:
@@ -260,7 +284,7 @@ def op(*, outputs: tuple[str, ...] = ("",), updates: str | None = None, since: s
             operands=tuple(tensors),
             optional=frozenset(n for n in tensors if types.NoneType in typing.get_args(hints[n])),
             attrs={p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY},
-            float_attrs=frozenset(n for n, hint in hints.items() if hint is float),
+            attr_types={p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY},
             outputs=outputs,
             updates=updates,
             since=since,

@@ -14,9 +14,9 @@ from rewright.ir.names import absolute
 from rewright.ir.op import registry
 from rewright.ir.types import ValueType, parse_type
 
-_LEAF = re.compile(r"(constant )?@(\S+) : (\S+)")
+_NAME = r"[^\s,().][^\s,()]*"
+_LEAF = re.compile(rf"(constant )?@(\.?{_NAME}) : (\S+)")
 _CALL = re.compile(r"(%.+?) : (\w+\[.*?\]) = (\w+)\((.*?)\)(?: (\{.*\}))?(?:  // (\S+))?")
-_TYPE = re.compile(r"\w+\[[\d,]*\]")
 
 
 def parse(text: str, where: str = "graph text") -> Graph:
@@ -26,7 +26,7 @@ def parse(text: str, where: str = "graph text") -> Graph:
 
 class _Parser:
     def __init__(self, text: str, where: str):
-        self.lines = text.splitlines()
+        self.lines = text.split("\n")  # and not at the separators that strings may hold
         self.where = where
         self.line = 0
         self.heading = ""
@@ -35,7 +35,8 @@ class _Parser:
         graph = self._header()
         results: dict[str, Node] = {}
         states: dict[str, Node] = {}
-        for self.line, line in enumerate(self.lines[3:], start=4):
+        for number, line in enumerate(self.lines[3:], start=4):
+            self.line = number
             try:
                 self._line(graph, line, results, states)
             except (KeyError, ValueError, CompilerBug) as e:
@@ -54,6 +55,7 @@ class _Parser:
         if head is None or stage is None or version is None or stage[1] not in STAGES:
             raise self._error("not a graph: the header does not read `graph NAME`, `stage STAGE`, `ir N`")
         if int(version[1]) != IR_VERSION:
+            self.line = 3
             raise self._error(f"ir version {version[1]}; this Rewright reads {IR_VERSION}")
         try:
             attrs = _parse_attrs(head[2])
@@ -77,45 +79,53 @@ class _Parser:
             raise ValueError(f"neither a weight nor an op call: {body!r}")
 
     def _top_level(self, graph: Graph, line: str, results: dict[str, Node], states: dict[str, Node]) -> None:
-        if m := re.fullmatch(r"(input|state) %(\S+) : (\S+)", line):
+        if m := re.fullmatch(rf"(input|state) %({_NAME}) : (\S+)", line):
             graph.leaf(m[1], m[2], parse_type(m[3]))
-        elif m := re.fullmatch(r"return (\S+) = %(\S+)", line):
-            results[m[1]] = graph.value(m[2])
-        elif m := re.fullmatch(r"next %(\S+) = %(\S+)", line):
-            states[m[1]] = graph.value(m[2])
-        elif m := re.fullmatch(r"(\S+):", line):
+        elif m := re.fullmatch(rf"return ({_NAME}) = (%{_NAME})", line):
+            self._output(results, m[1], self._value(graph, m[2], ""))
+        elif m := re.fullmatch(rf"next %({_NAME}) = (%{_NAME})", line):
+            self._output(states, m[1], self._value(graph, m[2], ""))
+        elif m := re.fullmatch(rf"(\.|{_NAME}):", line):
             self.heading = "" if m[1] == "." else m[1]
         else:
             raise ValueError(f"cannot read {line!r}")
+
+    @staticmethod
+    def _output(outputs: dict[str, Node], name: str, value: Node) -> None:
+        if name in outputs:
+            raise ValueError(f"{name} is given twice")
+        outputs[name] = value
 
     def _call(self, graph: Graph, call: re.Match[str]) -> None:
         names_text, types_text, op_name, operands_text, attrs_text, rule = call.groups()
         if op_name not in registry():
             raise ValueError(f"there is no op {op_name}")
         op = registry()[op_name]
-        names = [self._name(t) for t in names_text.split(", ")]
+        names = [self._name(t, self.heading) for t in names_text.split(", ")]
         operands = [self._operand(graph, t) for t in operands_text.split(", ")] if operands_text else []
         if len(operands) != len(op.operands):
             raise ValueError(f"{op_name} takes {len(op.operands)} operands, not {len(operands)}")
         node = graph.call(op, operands, _parse_attrs(attrs_text), names=names, module=self.heading, rule=rule)
-        stated: list[ValueType] = [parse_type(t) for t in _TYPE.findall(types_text)]
+        stated: list[ValueType] = [parse_type(t) for t in types_text.split(", ")]
         # What the text says stands, right or wrong; the verifier compares it with re-inference.
         if len(stated) != len(names):
             raise ValueError(f"{len(names)} names but {len(stated)} types")
         node.meta["types"] = tuple(stated)
 
     def _operand(self, graph: Graph, text: str) -> Node | None:
-        if text == "_":
-            return None
-        name = self._name(text)
+        return None if text == "_" else self._value(graph, text, self.heading)
+
+    def _value(self, graph: Graph, text: str, heading: str) -> Node:
+        name = self._name(text, heading)
         if name not in graph:
             raise ValueError(f"{name} is used before it is defined")
         return graph.value(name)
 
-    def _name(self, text: str) -> str:
-        if text[:1] not in ("%", "@") or len(text) < 2:
+    @staticmethod
+    def _name(text: str, heading: str) -> str:
+        if not re.fullmatch(rf"[%@]\.?{_NAME}", text):
             raise ValueError(f"not a value name: {text!r}")
-        return absolute(text[1:], self.heading)
+        return absolute(text[1:], heading)
 
     def _error(self, what: str) -> BadInput:
         return BadInput(what, where=f"{self.where}, line {max(self.line, 1)}")

@@ -8,6 +8,7 @@ codes a byte, the low nibble first), a float8_e8m0fnu tensor is always a block s
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -113,8 +114,7 @@ def type_of(tensor: torch.Tensor) -> ValueType:
 
 def parse_type(text: str) -> ValueType:
     """Read back what `str(ValueType)` printed; `ValueError` if `text` is not a type."""
-    name, bracket, dims = text.strip().partition("[")
-    if not bracket or not dims.endswith("]") or name not in _BY_TEXT:
+    match = re.fullmatch(r"(\w+)\[((?:[0-9]+(?:,[0-9]+)*)?)\]", text)
+    if match is None or match[1] not in _BY_TEXT:
         raise ValueError(f"not a type: {text!r}")
-    body = dims[:-1]
-    return ValueType(_BY_TEXT[name], tuple(int(d) for d in body.split(",")) if body else ())
+    return ValueType(_BY_TEXT[match[1]], tuple(int(d) for d in match[2].split(",") if d))

@@ -41,6 +41,8 @@ def _order(graph: Graph) -> Iterator[str]:
         for operand in node.all_input_nodes:
             if operand not in seen:
                 yield f"{_label(node)} uses {_label(operand)}, which is not defined before it"
+            if kind_of(node) != "item" and kind_of(operand) == "op" and len(operand.meta["names"]) > 1:
+                yield f"{_label(node)} uses the results of {_label(operand)} all at once"
         seen.add(node)
     if graph.output is None:
         yield "the graph has no output"
@@ -84,15 +86,16 @@ def _state(graph: Graph) -> Iterator[str]:
         return
     states = {name_of(n): n for n in graph.of_kind("state")}
     following = graph.next_state
-    for name in states.keys() ^ following.keys():
-        yield f"state {name} " + ("has no next value" if name in states else "does not exist, but has a next value")
+    for name in sorted(states.keys() ^ following.keys()):
+        missing = "has no next value" if name in states else "does not exist, but has a next value"
+        yield f"state {name} {missing}"
     origin: dict[Node, str] = {node: name for name, node in states.items()}
     last: dict[str, Node] = dict(states)
     for node in graph.ops:
         op = op_of(node.target)
         if op.updates is None:
             continue
-        before = operands_of(node)[op.operands.index(op.updates)]
+        before = dict(zip(op.operands, operands_of(node), strict=False)).get(op.updates)
         if before is None or before not in origin:
             yield f"{_label(node)}: {op.name} updates a value that is no state"
             continue

@@ -73,12 +73,10 @@ def _window(chunk: Tensor, ring: Tensor, p: int) -> tuple[Tensor, Tensor]:
 def _entries(count: int, chosen: Tensor | None, p: int, n: int, ratio: int, offset: int) -> Tensor:
     """For each of n queries the rows of its compressed entries, which begin at `offset` (-1: none)."""
     visible = (p + 1 + torch.arange(n)[:, None]) // ratio
-    if chosen is None:
-        wanted = torch.arange(count).expand(n, -1)
-    else:
-        wanted = chosen[:, :count].long()
+    wanted = torch.arange(count).expand(n, -1) if chosen is None else chosen.long()
     absent = (wanted < 0) | (wanted >= visible)
-    return (wanted + offset).masked_fill(absent, -1)
+    # A place of the lists that no query uses would only cost a gather.
+    return (wanted + offset).masked_fill(absent, -1)[:, ~absent.all(0)]
 
 
 def _attend(q: Tensor, table: Tensor, wanted: Tensor, sink: Tensor, scale: float) -> Tensor:
@@ -109,7 +107,7 @@ def _(q: ValueType, kv: ValueType, window: ValueType, compressed: ValueType | No
     if indices is not None:
         require(compressed is not None, "indices without compressed entries")
         require(indices.dtype is DType.I32 and indices.shape[:2] == (batch, tokens), f"indices are {indices}")
-    require(sink.shape == (heads,), f"sink {sink} is not [{heads}]")
+    require(sink.dtype.is_float and sink.shape == (heads,), f"sink {sink} is not a float [{heads}]")
     require_batch(batch, pos, n_valid, slot)
     return (q,)
 

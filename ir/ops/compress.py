@@ -23,7 +23,8 @@ def add_position_bias(gate: Tensor, ape: Tensor, pos: Tensor) -> Tensor:
 @add_position_bias.infer
 def _(gate: ValueType, ape: ValueType, pos: ValueType) -> Types:
     require(gate.dtype is DType.F32 and len(gate.shape) == 3, f"gate is {gate}, not f32[B,T,w]")
-    require(len(ape.shape) == 2 and ape.shape[1] == gate.shape[2], f"gate {gate} and ape {ape} disagree")
+    require(ape.dtype.is_float and len(ape.shape) == 2, f"ape is {ape}, not a float [ratio,w]")
+    require(ape.shape[1] == gate.shape[2], f"gate {gate} and ape {ape} disagree")
     require_batch(gate.shape[0], pos)
     return (gate,)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rewright.ir.op import Call, Cost, Examples, Types, op, require
+from rewright.ir.ops.state import require_batch
 from rewright.ir.types import DType, ValueType, dtype_from_text
 
 
@@ -47,7 +48,8 @@ def take_last(x: Tensor, n_valid: Tensor) -> Tensor:
 
 @take_last.infer
 def _(x: ValueType, n_valid: ValueType) -> Types:
-    require(len(x.shape) >= 2 and n_valid.shape == x.shape[:1], f"{x} and n_valid {n_valid} disagree on B")
+    require(len(x.shape) >= 2, f"{x} is not [B,T,..]")
+    require_batch(x.shape[0], n_valid)
     return (x.with_shape(x.shape[0], *x.shape[2:]),)
 
 

@@ -92,6 +92,8 @@ def expert_sum(routed: Tensor, experts: Tensor, shared: Tensor) -> Tensor:
 
 @expert_sum.infer
 def _(routed: ValueType, experts: ValueType, shared: ValueType) -> Types:
+    require(routed.dtype.is_float and shared.dtype.is_float, f"{routed} or shared {shared} is not a float")
+    require(experts.dtype is DType.I32 and len(experts.shape) == 3, f"experts is {experts}, not i32[B,T,k]")
     require(routed.shape[:-1] == experts.shape, f"{routed} and experts {experts} disagree")
     require(shared.shape == (*experts.shape[:2], routed.shape[-1]), f"{routed} and shared {shared} disagree")
     return (shared,)

@@ -22,7 +22,7 @@ def hc_expand(x: Tensor, *, streams: int) -> Tensor:
 
 @hc_expand.infer
 def _(x: ValueType, *, streams: int) -> Types:
-    require(len(x.shape) == 3, f"{x} is not [B,T,D]")
+    require(x.dtype.is_float and len(x.shape) == 3, f"{x} is not a float [B,T,D]")
     return (x.with_shape(*x.shape[:2], streams, x.shape[2]),)
 
 
@@ -42,11 +42,17 @@ def hc_mix(streams: Tensor, fn: Tensor, *, eps: float) -> Tensor:
     return (x @ fn.float().mT) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
+def require_streams(streams: ValueType) -> None:
+    """Refuse what is no float [B,T,n,D]."""
+    require(streams.dtype.is_float and len(streams.shape) == 4, f"streams are {streams}, not a float [B,T,n,D]")
+
+
 @hc_mix.infer
 def _(streams: ValueType, fn: ValueType, *, eps: float) -> Types:
-    require(len(streams.shape) == 4, f"streams are {streams}, not [B,T,n,D]")
+    require_streams(streams)
     size = streams.shape[2] * streams.shape[3]
-    require(len(fn.shape) == 2 and fn.shape[1] == size, f"fn {fn} does not fit streams {streams}")
+    require(fn.dtype.is_float and len(fn.shape) == 2, f"fn is {fn}, not a float [M,nD]")
+    require(fn.shape[1] == size, f"fn {fn} does not fit streams {streams}")
     return (ValueType(DType.F32, (*streams.shape[:2], fn.shape[0])),)
 
 
@@ -87,8 +93,8 @@ def hc_split(mix: Tensor, scale: Tensor, base: Tensor, *, streams: int, iters: i
 def _(mix: ValueType, scale: ValueType, base: ValueType, *, streams: int, iters: int, eps: float) -> Types:
     size = (2 + streams) * streams
     require(mix.dtype is DType.F32 and mix.shape[-1:] == (size,), f"mix {mix} is not f32[..,{size}]")
-    require(base.shape == (size,), f"base {base} is not [{size}]")
-    require(scale.shape == (3,), f"scale {scale} is not [3]")
+    require(base.dtype.is_float and base.shape == (size,), f"base {base} is not a float [{size}]")
+    require(scale.dtype.is_float and scale.shape == (3,), f"scale {scale} is not a float [3]")
     lead = mix.shape[:-1]
     vector = mix.with_shape(*lead, streams)
     return vector, vector, mix.with_shape(*lead, streams, streams)
@@ -116,8 +122,9 @@ def hc_head_split(mix: Tensor, scale: Tensor, base: Tensor, *, eps: float) -> Te
 
 @hc_head_split.infer
 def _(mix: ValueType, scale: ValueType, base: ValueType, *, eps: float) -> Types:
-    require(mix.dtype is DType.F32 and base.shape == mix.shape[-1:], f"mix {mix} and base {base} disagree")
-    require(scale.shape == (1,), f"scale {scale} is not [1]")
+    require(mix.dtype is DType.F32 and len(mix.shape) == 3, f"mix is {mix}, not f32[B,T,n]")
+    require(base.dtype.is_float and base.shape == mix.shape[-1:], f"mix {mix} and base {base} disagree")
+    require(scale.dtype.is_float and scale.shape == (1,), f"scale {scale} is not a float [1]")
     return (mix,)
 
 
@@ -135,7 +142,8 @@ def hc_collapse(streams: Tensor, pre: Tensor) -> Tensor:
 
 @hc_collapse.infer
 def _(streams: ValueType, pre: ValueType) -> Types:
-    require(pre.shape == streams.shape[:3], f"streams {streams} and pre {pre} disagree")
+    require_streams(streams)
+    require(pre == ValueType(DType.F32, streams.shape[:3]), f"streams {streams} and pre {pre} disagree")
     return (streams.with_shape(*streams.shape[:2], streams.shape[3]),)
 
 
@@ -162,9 +170,11 @@ def hc_combine(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor
 
 @hc_combine.infer
 def _(y: ValueType, streams: ValueType, post: ValueType, comb: ValueType) -> Types:
+    require_streams(streams)
     b, t, n, d = streams.shape
-    require(y.shape == (b, t, d), f"y {y} and streams {streams} disagree")
-    require(post.shape == (b, t, n) and comb.shape == (b, t, n, n), f"post {post}, comb {comb}, streams {streams}")
+    require(y.dtype.is_float and y.shape == (b, t, d), f"y {y} and streams {streams} disagree")
+    require(post == ValueType(DType.F32, (b, t, n)), f"post {post} and streams {streams} disagree")
+    require(comb == ValueType(DType.F32, (b, t, n, n)), f"comb {comb} and streams {streams} disagree")
     return (streams,)
 
 

@@ -42,8 +42,9 @@ def index_score(q: Tensor, weights: Tensor, keys: Tensor, pos: Tensor, n_valid: 
 @index_score.infer
 def _(q: ValueType, weights: ValueType, keys: ValueType, pos: ValueType, n_valid: ValueType, slot: ValueType, *,
       ratio: int, capacity: int, weight_scale: float) -> Types:
-    require(len(q.shape) == 4 and weights.shape == q.shape[:3], f"q {q} and weights {weights} disagree")
-    require(keys.dtype is q.dtype and keys.shape[-1] == q.shape[-1], f"q {q} and keys {keys} disagree")
+    require(q.dtype.is_float and len(q.shape) == 4, f"q is {q}, not a float [B,T,H,c]")
+    require(weights == q.with_shape(*q.shape[:3]), f"q {q} and weights {weights} disagree")
+    require(keys.dtype is q.dtype and keys.shape[2:] == q.shape[3:], f"q {q} and keys {keys} disagree")
     require(capacity % ratio == 0 and capacity // ratio <= keys.shape[1], f"keys {keys} hold less than {capacity}")
     require_batch(q.shape[0], pos, n_valid, slot)
     return (q.with_shape(*q.shape[:2], capacity // ratio),)

@@ -13,11 +13,13 @@ from rewright.ir.types import ValueType
 @op()
 def reshape(x: Tensor, *, tail: list[int], keep: int = 2) -> Tensor:
     """The same elements in row-major order, the axes after the first `keep` replaced by `tail`."""
-    return x.reshape(*x.shape[:keep], *tail)
+    return x.reshape(*x.shape[:keep], *tail).clone()  # a value never shares memory with another
 
 
 @reshape.infer
 def _(x: ValueType, *, tail: list[int], keep: int = 2) -> Types:
+    require(x.dtype.per_element == 1, f"{x} is packed")
+    require(len(x.shape) >= keep, f"{x} has not {keep} axes to keep")
     require(math.prod(tail) == math.prod(x.shape[keep:]), f"{x} beyond axis {keep} has not the elements of {tail}")
     return (x.with_shape(*x.shape[:keep], *tail),)
 

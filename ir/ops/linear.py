@@ -94,7 +94,7 @@ def grouped_linear(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
     scales, and multiplied there (fp32 accumulation, rounded once).
     """
     matrices = dequantize_weight(weight, scale).to(x.dtype).unflatten(0, (x.shape[-2], -1))
-    return torch.einsum("btgk,grk->btgr", x, matrices)
+    return torch.einsum("btgk,grk->btgr", x, matrices).contiguous()
 
 
 @grouped_linear.infer

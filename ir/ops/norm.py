@@ -46,12 +46,14 @@ def head_rms_norm(x: Tensor, *, eps: float) -> Tensor:
     The released code runs this as a chain of bf16 tensor operations (square, mean, add, rsqrt,
     multiply, each rounded); on bf16 input so does this. On f32 input it is plain fp32.
     """
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    mean = x.square().mean(-1, keepdim=True) + eps
+    # torch's own bf16 rsqrt rounds once or twice, depending on how many elements there are.
+    return x * torch.rsqrt(mean.float()).to(x.dtype)
 
 
 @head_rms_norm.infer
 def _(x: ValueType, *, eps: float) -> Types:
-    require(x.dtype.is_float, f"{x} is not a float")
+    require(x.dtype.is_float and len(x.shape) > 0, f"{x} is not a float [..,d]")
     return (x,)
 
 

@@ -76,6 +76,7 @@ def _(codes: ValueType, scale: ValueType, base: ValueType | None, *, block: int,
       dims: list[int] | None = None) -> Types:
     require(codes.dtype in _CODES.values(), f"codes are {codes}")
     blocks = (*codes.shape[:-1], codes.shape[-1] // block)
+    require(scale.dtype in (DType.E8M0, DType.F32), f"scale is {scale}")
     require(scale.shape == blocks, f"scale {scale} does not match {codes} in blocks of {block}")
     require((base is None) == (dims is None), "base and dims go together")
     dtype = dtype_from_text(out)

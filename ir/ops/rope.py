@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rewright.ir.op import Call, Cost, Examples, Types, op, require
+from rewright.ir.ops.state import require_batch
 from rewright.ir.types import DType, ValueType
 
 
@@ -40,7 +41,7 @@ def _(x: ValueType, cos: ValueType, sin: ValueType, pos: ValueType, *, stride: i
     require(x.dtype.is_float and len(x.shape) >= 3, f"{x} is not a float [B,T,..,d]")
     require(cos == sin and cos.dtype is DType.F32 and len(cos.shape) == 2, f"tables are {cos} and {sin}")
     require(2 * cos.shape[1] <= x.shape[-1], f"tables {cos} turn more than the last axis of {x}")
-    require(pos.shape == x.shape[:1], f"pos {pos} and {x} disagree on B")
+    require_batch(x.shape[0], pos)
     return (x,)
 
 

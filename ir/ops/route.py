@@ -50,7 +50,7 @@ def _routed(logits: ValueType, k: int) -> Types:
 @route.infer
 def _(logits: ValueType, bias: ValueType, n_valid: ValueType, *, k: int, scale: float) -> Types:
     require(logits.dtype is DType.F32 and len(logits.shape) == 3, f"logits are {logits}, not f32[B,T,E]")
-    require(bias.shape == logits.shape[2:], f"logits {logits} and bias {bias} disagree")
+    require(bias.dtype.is_float and bias.shape == logits.shape[2:], f"logits {logits} and bias {bias} disagree")
     require(0 < k <= logits.shape[2], f"k = {k} of {logits.shape[2]} experts")
     require_batch(logits.shape[0], n_valid)
     return _routed(logits, k)
@@ -60,7 +60,8 @@ def _(logits: ValueType, bias: ValueType, n_valid: ValueType, *, k: int, scale: 
 def _(logits: ValueType, table: ValueType, tokens: ValueType, n_valid: ValueType, *, scale: float) -> Types:
     require(logits.dtype is DType.F32 and len(logits.shape) == 3, f"logits are {logits}, not f32[B,T,E]")
     require(table.dtype in (DType.I64, DType.I32) and len(table.shape) == 2, f"table is {table}")
-    require(tokens.shape == logits.shape[:2], f"tokens {tokens} and logits {logits} disagree")
+    expected = ValueType(DType.I32, logits.shape[:2])
+    require(tokens == expected, f"tokens {tokens} and logits {logits} disagree")
     require_batch(logits.shape[0], n_valid)
     return _routed(logits, table.shape[1])
 
@@ -103,7 +104,8 @@ def swiglu(gate: Tensor, up: Tensor, weights: Tensor | None, *, limit: float) ->
 @swiglu.infer
 def _(gate: ValueType, up: ValueType, weights: ValueType | None, *, limit: float) -> Types:
     require(gate == up and gate.dtype.is_float, f"gate {gate} and up {up} disagree")
-    require(weights is None or weights.shape == gate.shape[:-1], f"weights {weights} do not fit {gate}")
+    expected = ValueType(DType.F32, gate.shape[:-1])
+    require(weights is None or weights == expected, f"weights {weights} do not fit {gate}")
     return (gate,)
 
 

@@ -1,0 +1,100 @@
+"""The manifest of a compiled model: what codegen writes and the runtime reads. docs/artifact.md.
+
+It holds nothing that differs between two compilations of the same input: no time, no path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rewright.ir.errors import BadInput
+from rewright.ir.variant import Limits, Variant
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_NAME = "tokenizer.json"
+GENERATION_NAME = "generation_config.json"
+CHAT_NAME = "chat.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Size in bytes and SHA-256 of one file of the artifact."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Contents of `manifest.json`.
+
+    Attributes:
+        model: the model's configuration, as `config.json` spells it.
+        fingerprint: SHA-256 over the checkpoint's configuration and shard headers.
+        target: what executes it; "reference" is the interpreter over op references.
+        numerics: numerics mode.
+        limits: context, batch and chunk it was compiled for.
+        variants: graph file of every variant, by variant.
+        tensors: shard file of every weight, by weight name.
+        files: every other file of the artifact by relative path, the shards included.
+    """
+
+    model: Mapping[str, Any]
+    fingerprint: str
+    target: str
+    numerics: str
+    limits: Limits
+    variants: Mapping[Variant, str]
+    tensors: Mapping[str, str]
+    files: Mapping[str, FileEntry]
+
+    def to_text(self) -> str:
+        """Canonical JSON."""
+        limits = self.limits
+        value = {
+            "format": FORMAT,
+            "model": dict(self.model),
+            "checkpoint": {"fingerprint": self.fingerprint},
+            "target": self.target,
+            "options": {
+                "numerics": self.numerics, "max_context": limits.max_context,
+                "max_batch": limits.max_batch, "chunk": limits.chunk,
+            },
+            "variants": [{**v.to_json(), "graph": path} for v, path in sorted(self.variants.items())],
+            "tensors": dict(self.tensors),
+            "files": {name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in self.files.items()},
+        }
+        return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """Read `manifest.json`; `BadInput` says what is wrong with it."""
+    again = "compile the model again with this version of Rewright"
+    try:
+        value = json.loads(text)
+    except ValueError as e:
+        raise BadInput(f"not valid JSON ({e})", where=where, fix=again) from e
+    version = value.get("format") if isinstance(value, dict) else None
+    if version != FORMAT:
+        raise BadInput(f"artifact format {version!r}; this Rewright reads {FORMAT}", where=where, fix=again)
+    try:
+        options = value["options"]
+        return Manifest(
+            model=value["model"],
+            fingerprint=value["checkpoint"]["fingerprint"],
+            target=value["target"],
+            numerics=options["numerics"],
+            limits=Limits(options["max_context"], options["max_batch"], options["chunk"]),
+            variants={
+                Variant(v["tokens"], v["batch"], v["capacity"], v["all_positions"]): v["graph"]
+                for v in value["variants"]
+            },
+            tensors=value["tensors"],
+            files={name: FileEntry(f["bytes"], f["sha256"]) for name, f in value["files"].items()},
+        )
+    except (KeyError, TypeError, AttributeError) as e:
+        raise BadInput(f"a field is missing or of the wrong kind ({e})", where=where, fix=again) from e

@@ -1,0 +1,88 @@
+"""Sequences in state slots: chunked prefill, batched decode, scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rewright.ir.errors import BadInput, CompilerBug
+from rewright.runtime.load import Artifact
+from rewright.runtime.reference import ReferenceModel, Row
+
+
+class Engine:
+    """A loaded model with `max_batch` slots, each holding one sequence.
+
+    Validity of state follows from positions alone, so a slot is reused by starting at position 0.
+    """
+
+    def __init__(self, artifact: Artifact):
+        self.artifact = artifact
+        self.limits = artifact.manifest.limits
+        self.vocab_size: int = artifact.manifest.model["vocab_size"]
+        self.model = ReferenceModel(artifact)
+        self._length = [0] * self.limits.max_batch
+
+    def length(self, slot: int) -> int:
+        """Tokens that the sequence in a slot holds."""
+        return self._length[slot]
+
+    def reset(self, slot: int) -> None:
+        """Forget the sequence in a slot."""
+        self._length[slot] = 0
+
+    def prefill(self, slot: int, ids: Sequence[int], *, progress: Callable[[int], None] | None = None) -> Tensor:
+        """Append tokens in chunks; returns f32[V], the logits after the last one."""
+        self.check(ids, self._length[slot])
+        logits = None
+        for chunk in self._chunks(ids):
+            logits = self.model.step([Row(chunk, self._length[slot], slot)])[0]
+            self._length[slot] += len(chunk)
+            if progress is not None:
+                progress(len(chunk))
+        if logits is None:
+            raise CompilerBug("prefill without tokens")
+        return logits
+
+    def decode(self, tokens: Mapping[int, int]) -> dict[int, Tensor]:
+        """Append one token to each of several slots; returns f32[V] by slot."""
+        for slot, token in tokens.items():
+            self.check([token], self._length[slot])
+        rows = [Row((token,), self._length[slot], slot) for slot, token in tokens.items()]
+        logits = self.model.step(rows)
+        for slot in tokens:
+            self._length[slot] += 1
+        return dict(zip(tokens, logits, strict=True))
+
+    def score(self, slot: int, ids: Sequence[int]) -> Tensor:
+        """Negative log-likelihood of each token given those before it: f32[len(ids) - 1], natural log.
+
+        Starts the slot's sequence over.
+        """
+        self.reset(slot)
+        self.check(ids, 0)
+        parts = []
+        for chunk in self._chunks(ids[:-1]):
+            start = self._length[slot]
+            logits = self.model.step([Row(chunk, start, slot)], all_positions=True)[0]
+            target = torch.tensor(ids[start + 1 : start + 1 + len(chunk)])
+            parts.append(torch.nn.functional.cross_entropy(logits, target, reduction="none"))
+            self._length[slot] += len(chunk)
+        return torch.cat(parts) if parts else torch.empty(0)
+
+    def _chunks(self, ids: Sequence[int]) -> list[Sequence[int]]:
+        size = self.limits.chunk
+        return [ids[i : i + size] for i in range(0, len(ids), size)]
+
+    def check(self, ids: Sequence[int], start: int) -> None:
+        """Refuse token ids outside the vocabulary, and more tokens than the compiled context."""
+        wrong = [i for i in ids if not 0 <= i < self.vocab_size]
+        if wrong:
+            raise BadInput(f"token id {wrong[0]} is not below the vocabulary size {self.vocab_size}", where="tokens")
+        if start + len(ids) > self.limits.max_context:
+            raise BadInput(
+                f"{start + len(ids)} tokens do not fit the compiled maximum of {self.limits.max_context}",
+                where="prompt", fix="shorten it, or compile with a larger --max-context",
+            )

@@ -1,0 +1,194 @@
+"""Teacher-forced scoring: perplexity of texts, and raw logits in the golden format."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rewright.ir.errors import BadInput
+from rewright.runtime.engine import Engine
+
+_CASE_FIX = '{"name": {"ids": [...], "prefill": n}, ...} with "nll": true or "greedy": k instead of "prefill"'
+_LINE_FIX = 'write one object a line: {"kind": "prose", "text": "..."}'
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text to score and the kind it is counted under."""
+
+    kind: str
+    text: str
+    where: str
+
+
+@dataclass(slots=True)
+class KindScore:
+    """Totals of one kind of text; nll in nats."""
+
+    texts: int = 0
+    tokens: int = 0
+    nll: float = 0.0
+
+    @property
+    def mean_nll(self) -> float:
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.mean_nll)
+
+
+def load_texts(path: Path) -> list[Text]:
+    """Read a JSONL file of texts; `BadInput` names the line that cannot be used."""
+    texts = []
+    for number, line in enumerate(_read(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        value = _json(line, where, _LINE_FIX)
+        if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+            raise BadInput("no text", where=where, fix=_LINE_FIX)
+        kind = value.get("kind", "text")
+        if not isinstance(kind, str):
+            raise BadInput("kind is not a string", where=where, fix=_LINE_FIX)
+        texts.append(Text(kind, value["text"], where))
+    if not texts:
+        raise BadInput("holds no text", where=str(path), fix=_LINE_FIX)
+    return texts
+
+
+def score_texts(engine: Engine, texts: list[Text], advance: Callable[[int], None]) -> dict[str, KindScore]:
+    """Score every text from an empty context (BOS first) and add up by kind, in order of appearance.
+
+    Args:
+        advance: called with 1 after each text.
+    """
+    tokenizer = engine.artifact.tokenizer()
+    encoded = []
+    for text in texts:
+        ids = tokenizer.encode(text.text)
+        if ids[:1] != [engine.artifact.bos]:
+            ids = [engine.artifact.bos, *ids]
+        if len(ids) > engine.limits.max_context:
+            raise BadInput(
+                f"{len(ids)} tokens do not fit the compiled maximum of {engine.limits.max_context}",
+                where=text.where, fix="split the text, or compile with a larger --max-context",
+            )
+        encoded.append((text.kind, ids))
+    totals: dict[str, KindScore] = {}
+    for kind, ids in encoded:
+        total = totals.setdefault(kind, KindScore())
+        nll = engine.score(0, ids)
+        total.texts += 1
+        total.tokens += len(nll)
+        total.nll += float(nll.double().sum())
+        advance(1)
+    return {kind: total for kind, total in totals.items() if total.tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One entry of an ids file.
+
+    Attributes:
+        ids: token ids.
+        prefill: how many of them go through prefill chunks, the rest one at a time; logits after
+            the prefill and after each further one are wanted. None: not wanted.
+        nll: per-token negative log-likelihoods are wanted.
+        greedy: number of greedy continuation tokens wanted, 0 for none.
+    """
+
+    ids: list[int]
+    prefill: int | None
+    nll: bool
+    greedy: int
+
+
+def load_cases(path: Path) -> dict[str, Case]:
+    """Read an ids file; `BadInput` names the case that cannot be used."""
+    value = _json(_read(path), str(path), _CASE_FIX)
+    if not isinstance(value, dict) or not value:
+        raise BadInput("not a JSON object of cases", where=str(path), fix=_CASE_FIX)
+    return {name: _case(case, f"{path}, case {name}") for name, case in value.items()}
+
+
+def _case(value: object, where: str) -> Case:
+    if not isinstance(value, dict):
+        raise BadInput("not an object", where=where, fix=_CASE_FIX)
+    ids, prefill = value.get("ids"), value.get("prefill")
+    nll, greedy = value.get("nll", False), value.get("greedy", 0)
+    if unknown := value.keys() - {"ids", "prefill", "nll", "greedy"}:
+        raise BadInput(f"unknown keys: {', '.join(sorted(unknown))}", where=where, fix=_CASE_FIX)
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise BadInput("ids is not a non-empty list of integers", where=where, fix=_CASE_FIX)
+    if prefill is not None and (type(prefill) is not int or not 1 <= prefill <= len(ids)):
+        raise BadInput(f"prefill is not from 1 to the {len(ids)} ids", where=where, fix=_CASE_FIX)
+    if type(nll) is not bool or type(greedy) is not int or greedy < 0:
+        raise BadInput("nll is not true or false, or greedy no number of tokens", where=where, fix=_CASE_FIX)
+    if prefill is None and not nll and not greedy:
+        raise BadInput("asks for nothing", where=where, fix=_CASE_FIX)
+    if nll and len(ids) < 2:
+        raise BadInput("nll needs at least two ids", where=where, fix=_CASE_FIX)
+    return Case(ids, prefill, nll, greedy)
+
+
+def score_cases(engine: Engine, cases: dict[str, Case], advance: Callable[[int], None]) -> dict[str, Tensor]:
+    """Run every case.
+
+    Returns:
+        By case `name`: `name.ids` i32; `name.logits` f32[1 + len(ids) - prefill, V]; `name.nll`
+        f32[len(ids) - 1]; `name.greedy` i32[k], EOS not stopping it.
+    """
+    for name, case in cases.items():  # refuse all bad input before any work
+        engine.check(case.ids, 0)
+        if case.greedy and len(case.ids) + case.greedy - 1 > engine.limits.max_context:
+            raise BadInput(f"case {name}: {len(case.ids)} ids and {case.greedy} more do not fit the compiled "
+                           f"maximum of {engine.limits.max_context}", fix="compile with a larger --max-context")
+    found: dict[str, Tensor] = {}
+    for name, case in cases.items():
+        found[f"{name}.ids"] = torch.tensor(case.ids, dtype=torch.int32)
+        if case.prefill is not None:
+            found[f"{name}.logits"] = torch.stack(list(_forced(engine, case.ids, case.prefill)))
+        if case.nll:
+            found[f"{name}.nll"] = engine.score(0, case.ids)
+        if case.greedy:
+            found[f"{name}.greedy"] = torch.tensor(_greedy(engine, case.ids, case.greedy), dtype=torch.int32)
+        advance(1)
+    return found
+
+
+def _forced(engine: Engine, ids: list[int], prefill: int) -> Iterator[Tensor]:
+    engine.reset(0)
+    yield engine.prefill(0, ids[:prefill])
+    for token in ids[prefill:]:
+        yield engine.decode({0: token})[0]
+
+
+def _greedy(engine: Engine, ids: list[int], count: int) -> list[int]:
+    engine.reset(0)
+    tokens = [int(engine.prefill(0, ids).argmax())]
+    while len(tokens) < count:
+        tokens.append(int(engine.decode({0: tokens[-1]})[0].argmax()))
+    return tokens
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise BadInput(f"cannot be read ({e.strerror})", where=str(path), fix="check the path") from e
+    except UnicodeDecodeError as e:
+        raise BadInput(f"not UTF-8 text ({e.reason} at byte {e.start})", where=str(path)) from e
+
+
+def _json(text: str, where: str, fix: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise BadInput(f"not valid JSON ({e})", where=where, fix=fix) from e
