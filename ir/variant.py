@@ -81,7 +81,7 @@ class Limits:
 
         Up to 4 * index_topk tokens every compressed entry is kept, so nothing needs a score.
         """
-        full = -(-4 * index_topk // ALIGN) * ALIGN if (4 * index_topk) % ALIGN else 4 * index_topk
+        full = -(-4 * index_topk // ALIGN) * ALIGN
         return sorted({b for b in (full, *BUCKETS) if b < self.max_context} | {self.max_context})
 
     def variants(self, index_topk: int) -> list[Variant]:
@@ -92,7 +92,7 @@ class Limits:
             found += [Variant(1, b, capacity) for b in [*batches, self.max_batch]]
             found.append(Variant(self.chunk, 1, capacity))
             found.append(Variant(self.chunk, 1, capacity, all_positions=True))
-        return found
+        return list(dict.fromkeys(found))  # a chunk of one token is a decode step
 
 
 def smallest_capacity(variants: Iterable[Variant], context: int) -> int:

@@ -135,7 +135,11 @@ def _experts(base: str, kind: str, tensor: Tensor) -> dict[str, Tensor]:
     if kind == "down_proj":
         return {f"{base}.{e}.w2.weight": matrix for e, matrix in enumerate(tensor)}
     halves = [matrix.chunk(2) for matrix in tensor]
-    return {f"{base}.{e}.{w}.weight": half for e, pair in enumerate(halves) for w, half in zip(("w1", "w3"), pair, strict=True)}
+    return {
+        f"{base}.{e}.{w}.weight": half
+        for e, pair in enumerate(halves)
+        for w, half in zip(("w1", "w3"), pair, strict=True)
+    }
 
 
 def _release_name(name: str) -> str:

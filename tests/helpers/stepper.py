@@ -16,6 +16,9 @@ from rewright.ir.graph import Graph
 from rewright.ir.interpret import Interpreter
 from rewright.ir.variant import Variant
 
+# The matrices are small: a second thread costs more than it brings, much more on a busy machine.
+torch.set_num_threads(1)
+
 PAD_TOKEN = 7
 """Fills the columns of `tokens` behind a row's last valid one; any id will do."""
 
@@ -178,7 +181,9 @@ def load_weights(source: ModelSource) -> dict[str, Tensor]:
 
 
 def _parts(ids: Sequence[int], split: Iterable[int] | None, chunk: int) -> list[Sequence[int]]:
-    lengths = list(split) if split is not None else [min(chunk, len(ids) - i) for i in range(0, len(ids), chunk)]
+    lengths = (
+        list(split) if split is not None else [min(chunk, len(ids) - i) for i in range(0, len(ids), chunk)]
+    )
     if sum(lengths) != len(ids):
         raise ValueError(f"the split has {sum(lengths)} tokens, there are {len(ids)}")
     parts, start = [], 0

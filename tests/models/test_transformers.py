@@ -154,9 +154,7 @@ def test_index_scores_and_lists(some_kept: Stepper, bound: Theirs, ids: list[int
     """With their lists in place every layer has their inputs: scores agree, lists but for near ties."""
     ours = some_kept.fresh(capacity=512)
     seen: dict[str, Tensor] = {}
-    ours.scores(
-        ids, overrides=chosen_at(bound, 0, LENGTH), observe=lambda name, t: seen.update({name: t})
-    )
+    ours.scores(ids, overrides=chosen_at(bound, 0, LENGTH), observe=lambda name, t: seen.update({name: t}))
     vectors = [torch.tensor([v], dtype=torch.int32) for v in (0, LENGTH)]
     queries = torch.arange(LENGTH)
     for layer in INDEXED:

@@ -1,0 +1,150 @@
+"""`rewright generate`: run a compiled model, streaming its text."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rewright.cli import output
+from rewright.ir.errors import BadInput, UsageError
+
+if TYPE_CHECKING:
+    from rewright.runtime.generate import GenerateOptions
+    from rewright.runtime.load import Artifact
+
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Compiled model.")]
+_MODES = "-p TEXT, --chat TEXT or --messages FILE"
+
+
+def generate(
+    out: Out,
+    prompt: Annotated[list[str] | None, typer.Option("-p", "--prompt", help="Text to continue; repeatable.")] = None,
+    chat: Annotated[str | None, typer.Option(help="A user message to answer.")] = None,
+    messages: Annotated[Path | None, typer.Option(help="JSON file: a list of messages, or an object with messages, "
+                                                       "tools and response_format.")] = None,
+    thinking: Annotated[bool, typer.Option("--thinking", help="Let the model reason first.")] = False,
+    effort: Annotated[str | None, typer.Option(help="Reasoning effort with --thinking: high or max.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest completion in tokens.")] = 256,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Probability mass to draw from.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the random numbers; random if not given.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end token.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
+    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the encoded prompt and stop.")] = False,
+) -> None:
+    """Generate text. Defaults for temperature and top-p come from the checkpoint.
+
+    Examples:
+
+      rewright generate out --chat "What is 17 + 25?" --temperature 0
+
+      rewright generate out -p "In the beginning" --max-new-tokens 64 --seed 1
+    """
+    from rewright.runtime.generate import GenerateOptions
+    from rewright.runtime.load import Artifact
+    from rewright.runtime.sampling import SamplingOptions
+
+    if sum(x is not None and x != [] for x in (prompt, chat, messages)) != 1:
+        raise UsageError("give exactly one kind of prompt", where="generate", fix=_MODES)
+    if max_new_tokens < 0:
+        raise UsageError(f"{max_new_tokens} is negative", where="--max-new-tokens")
+    if prompt and (thinking or effort):
+        raise UsageError("--thinking and --effort go with --chat or --messages", where="generate")
+    if effort is not None and not thinking:
+        raise UsageError("--effort goes with --thinking", where="--effort")
+    artifact = Artifact.open(out)
+    texts = _prompts(artifact, prompt, chat, messages, thinking, effort)
+    if show_prompt:
+        if len(texts) > 1:
+            raise UsageError("--show-prompt prints one prompt", where="--show-prompt", fix="give -p once")
+        output.result(texts[0], end="")
+        return
+    defaults = artifact.generation_defaults()
+    if temperature is None:
+        temperature = float(defaults.get("temperature", 1.0)) if defaults.get("do_sample", True) else 0.0
+    seed = secrets.randbits(32) if seed is None else seed
+    sampling = SamplingOptions(temperature, float(defaults.get("top_p", 1.0)) if top_p is None else top_p, seed)
+    stop = frozenset() if ignore_eos else artifact.eos
+    options = GenerateOptions(sampling, max_new_tokens, stop)
+    _run(artifact, texts, options, None if prompt else thinking, json_output)
+
+
+def _prompts(artifact: Artifact, prompt: list[str] | None, chat: str | None, messages: Path | None,
+             thinking: bool, effort: str | None) -> list[str]:
+    """Prompt texts with every control token written out."""
+    from rewright.runtime.chat import BOS, control_tokens_in
+    from rewright.runtime.messages import load_messages
+
+    if prompt:
+        return [p if p.startswith(BOS) else BOS + p for p in prompt]
+    encoder = artifact.chat_encoder()
+    if chat is not None:
+        if found := control_tokens_in(chat):
+            output.note(f"note: the message holds control tokens, which the model will see as such: {' '.join(found)}")
+        return [encoder.encode([{"role": "user", "content": chat}], thinking=thinking, effort=effort)]
+    assert messages is not None
+    conversation = load_messages(messages)
+    if conversation.messages and conversation.messages[-1]["role"] == "assistant":
+        raise BadInput("the last message is the assistant's, so nothing is left to answer", where=str(messages),
+                       fix="end the conversation with a user or tool message")
+    return [encoder.encode(conversation.messages, thinking=thinking, effort=effort, tools=conversation.tools,
+                           response_format=conversation.response_format)]
+
+
+def _run(artifact: Artifact, texts: list[str], options: GenerateOptions, thinking: bool | None, as_json: bool) -> None:
+    """Generate and print; `thinking` is None for plain text prompts."""
+    from rewright.runtime.engine import Engine
+    from rewright.runtime.generate import generate as complete
+    from rewright.runtime.tokenizer import TextStream
+
+    tokenizer = artifact.tokenizer()
+    prompts = [tokenizer.encode(text) for text in texts]
+    engine = Engine(artifact)
+    streams = [TextStream(tokenizer) for _ in prompts]
+    pieces: list[list[str]] = [[] for _ in prompts]
+    produced: list[list[int]] = [[] for _ in prompts]
+    finishes = [""] * len(prompts)
+    streaming = len(prompts) == 1 and not as_json
+    begin = time.monotonic()
+    for event in complete(engine, prompts, options):
+        at = event.request
+        text = ""
+        if event.token is not None:
+            produced[at].append(event.token)
+            text = streams[at].push(event.token)
+        if event.finish is not None:
+            text += streams[at].flush()
+            finishes[at] = event.finish
+        pieces[at].append(text)
+        if streaming:
+            output.result(text, end="\n" if event.finish else "")
+    seconds = time.monotonic() - begin
+    for i, ids in enumerate(prompts):
+        text = "".join(pieces[i])
+        if as_json:
+            record = {"text": text, "tokens": produced[i], "finish": finishes[i], "prompt_tokens": len(ids),
+                      "seed": options.sampling.seed, **_message(text, thinking)}
+            output.result(json.dumps(record, ensure_ascii=False))
+        elif not streaming:
+            output.result(f"--- {i + 1}\n{text}")
+    count = sum(map(len, produced))
+    ends = ", ".join(finishes)
+    output.note(f"finish: {ends}; {sum(map(len, prompts))} prompt and {count} new tokens in {seconds:.1f} s; "
+                f"seed {options.sampling.seed}")
+
+
+def _message(text: str, thinking: bool | None) -> dict[str, Any]:
+    """The completion of a chat as a message, or why it is none."""
+    from rewright.runtime.chat_parse import parse_completion
+
+    if thinking is None:
+        return {}
+    try:
+        return {"message": parse_completion(text, thinking=thinking)}
+    except BadInput as e:
+        return {"message": None, "message_error": str(e)}

@@ -1,0 +1,124 @@
+"""`rewright graph`: dump a graph, or compare two."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rewright.cli import output
+from rewright.ir.errors import MachineError, UsageError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at graphs.")
+
+
+class Format(str, Enum):
+    text = "text"
+    json = "json"
+    dot = "dot"
+    onnx = "onnx"
+
+
+class Kind(str, Enum):
+    decode = "decode"
+    chunk = "chunk"
+    score = "score"
+
+
+Source = Annotated[str, typer.Argument(metavar="X", help="Checkpoint folder, config.json or compiled model.")]
+Spec = Annotated[str, typer.Argument(help="PATH[@STAGE][?option=value&...]")]
+
+
+@app.command()
+def dump(
+    x: Source,
+    stage: Annotated[str | None, typer.Option(help="Stage of the graph.")] = None,
+    module: Annotated[str, typer.Option(help="Only this module, for example layers.2.attn.")] = "",
+    variant: Annotated[Kind | None, typer.Option(help="Which step function.")] = None,
+    numerics: Annotated[str | None, typer.Option(help="faithful or fp32.")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Longest sequence in tokens.")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Sequences that can run at once.")] = None,
+    chunk: Annotated[int | None, typer.Option(help="Tokens of a prefill chunk.")] = None,
+    format: Annotated[Format, typer.Option(help="Form of the output.")] = Format.text,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write to a file instead of stdout.")] = None,
+) -> None:
+    """Print a graph. Only configuration and tensor headers are read.
+
+    Examples:
+
+      rewright graph dump examples/tiny-v4 --module layers.2.attn
+
+      rewright graph dump examples/configs/v4-flash.json --format onnx -o flash.onnx
+    """
+    from dataclasses import replace
+
+    from rewright.graph_spec import load_graph, parse_spec
+
+    if format is Format.onnx and out is None and sys.stdout.isatty():
+        raise UsageError("ONNX is binary", where="--format onnx", fix="write it to a file with -o FILE")
+    spec = parse_spec(x).with_options(
+        variant=variant.value if variant else None, numerics=numerics, max_context=max_context,
+        max_batch=max_batch, chunk=chunk,
+    )
+    graph, notes = load_graph(replace(spec, stage=stage) if stage else spec)
+    output.notes(notes)
+    data = _render(graph, format, module)
+    if out is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+        return
+    try:
+        out.write_bytes(data)
+    except OSError as e:
+        raise MachineError(f"cannot be written ({e.strerror})", where=str(out)) from e
+
+
+def _render(graph, format: Format, module: str) -> bytes:  # noqa: ANN001
+    from rewright.ir.export.dot import graph_to_dot
+    from rewright.ir.export.json_graph import graph_to_json, json_text
+    from rewright.ir.printer import print_graph
+    from rewright.ir.subgraph import subgraph
+
+    if format is Format.json:
+        return json_text(graph_to_json(graph, module=module)).encode()
+    if format is Format.dot:
+        return graph_to_dot(graph, module=module).encode()
+    if format is Format.onnx:
+        from rewright.ir.export.onnx_graph import graph_to_onnx
+
+        return graph_to_onnx(graph, module=module).SerializeToString(deterministic=True)
+    subgraph(graph, module)  # refuses a module that does not exist
+    return print_graph(graph, module=module).encode()
+
+
+@app.command()
+def diff(
+    a: Spec,
+    b: Spec,
+    stat: Annotated[bool, typer.Option("--stat", help="Totals instead of the differences.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the graphs differ.")] = False,
+    format: Annotated[str, typer.Option(help="text or json.")] = "text",
+) -> None:
+    """Compare two graphs by the names of their values.
+
+    Example: rewright graph diff 'ckpt@traced?numerics=faithful' 'ckpt@traced?numerics=fp32' --stat
+    """
+    from rewright.graph_spec import load_graph, parse_spec
+    from rewright.ir.diff import diff_graphs, to_json
+    from rewright.ir.diff_text import render, render_stat
+    from rewright.ir.export.json_graph import json_text
+
+    if format not in ("text", "json"):
+        raise UsageError(f"unknown format {format!r}", where="--format", fix="text or json")
+    (before, notes), (after, more) = load_graph(parse_spec(a)), load_graph(parse_spec(b))
+    output.notes(dict.fromkeys([*notes, *more]))
+    difference = diff_graphs(before, after)
+    if format == "json":
+        output.result(json_text(to_json(difference)), end="")
+    else:
+        output.result(render_stat(difference) if stat else render(difference), end="")
+    if exit_code and not (difference.empty and not difference.header):
+        raise typer.Exit(1)

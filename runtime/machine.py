@@ -1,0 +1,50 @@
+"""What this machine and this install can do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rewright.runtime import _native
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding: `ok` True works, False does not, None is merely told."""
+
+    name: str
+    ok: bool | None
+    text: str
+
+
+def examine(folder: Path) -> list[Check]:
+    """Look at Python, torch, processor, memory, the disk of `folder`, GPUs and targets."""
+    features = _native.cpu_features()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return [
+        Check("python", None, platform.python_version()),
+        Check("torch", None, torch.__version__),
+        Check("processor", None, f"{platform.machine()}, {os.cpu_count()} cores, {' '.join(features) or 'no vector units'}"),
+        Check("memory", None, f"{memory / 1e9:.1f} GB"),
+        Check("disk", None, f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free"),
+        *_cards(),
+        Check("target reference", True, "runs here: the interpreter over op references, on the CPU"),
+        Check("target host", False, "not part of this version"),
+        Check("target sm80", False, "not part of this version"),
+    ]
+
+
+def _cards() -> list[Check]:
+    if not torch.cuda.is_available():
+        why = "torch is a CPU build" if torch.version.cuda is None else "no usable driver or card"
+        return [Check("gpu", None, f"none ({why})")]
+    cards = []
+    for i in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(i)
+        cards.append(Check(f"gpu {i}", None, f"{p.name}, SM{p.major}{p.minor}, {p.total_memory / 1e9:.1f} GB"))
+    return cards

@@ -1,0 +1,6 @@
+"""`python -m rewright`."""
+
+from rewright.cli.main import main
+
+if __name__ == "__main__":
+    main()
