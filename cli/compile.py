@@ -10,17 +10,28 @@ import typer
 
 from rewright.cli import output
 
-Checkpoint = Annotated[Path, typer.Argument(metavar="CKPT", help="Checkpoint folder: config.json and safetensors shards.")]
+Checkpoint = Annotated[
+    Path, typer.Argument(metavar="CKPT", help="Checkpoint folder: config.json and safetensors shards.")
+]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="Folder to create.")]
 MaxContext = Annotated[int, typer.Option(help="Longest sequence in tokens, prompt and completion.")]
 MaxBatch = Annotated[int, typer.Option(help="Sequences that can run at once.")]
 Chunk = Annotated[int, typer.Option(help="Tokens of a prefill chunk.")]
-Numerics = Annotated[str, typer.Option(help="faithful keeps every rounding of the released model, fp32 has none.")]
+Numerics = Annotated[
+    str, typer.Option(help="faithful keeps every rounding of the released model, fp32 has none.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing compiled model.")]
 
 
-def compile_model(ckpt: Checkpoint, out: Out, max_context: MaxContext = 4096, max_batch: MaxBatch = 1,
-                  chunk: Chunk = 128, numerics: Numerics = "faithful", force: Force = False) -> None:
+def compile_model(
+    ckpt: Checkpoint,
+    out: Out,
+    max_context: MaxContext = 4096,
+    max_batch: MaxBatch = 1,
+    chunk: Chunk = 128,
+    numerics: Numerics = "faithful",
+    force: Force = False,
+) -> None:
     """Compile a checkpoint into a folder that `rewright generate` runs.
 
     Example: compile-model examples/tiny-v4 -o out --max-context 8192

@@ -23,10 +23,16 @@ _MODES = "-p TEXT, --chat TEXT or --messages FILE"
 
 def generate(
     out: Out,
-    prompt: Annotated[list[str] | None, typer.Option("-p", "--prompt", help="Text to continue; repeatable.")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option("-p", "--prompt", help="Text to continue; repeatable.")
+    ] = None,
     chat: Annotated[str | None, typer.Option(help="A user message to answer.")] = None,
-    messages: Annotated[Path | None, typer.Option(help="JSON file: a list of messages, or an object with messages, "
-                                                       "tools and response_format.")] = None,
+    messages: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file: a list of messages, or an object with messages, tools and response_format."
+        ),
+    ] = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model reason first.")] = False,
     effort: Annotated[str | None, typer.Option(help="Reasoning effort with --thinking: high or max.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest completion in tokens.")] = 256,
@@ -35,7 +41,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Of the random numbers; random if not given.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end token.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
-    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the encoded prompt and stop.")] = False,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Print the encoded prompt and stop.")
+    ] = False,
 ) -> None:
     """Generate text. Defaults for temperature and top-p come from the checkpoint.
 
@@ -68,14 +76,22 @@ def generate(
     if temperature is None:
         temperature = float(defaults.get("temperature", 1.0)) if defaults.get("do_sample", True) else 0.0
     seed = secrets.randbits(32) if seed is None else seed
-    sampling = SamplingOptions(temperature, float(defaults.get("top_p", 1.0)) if top_p is None else top_p, seed)
+    sampling = SamplingOptions(
+        temperature, float(defaults.get("top_p", 1.0)) if top_p is None else top_p, seed
+    )
     stop = frozenset() if ignore_eos else artifact.eos
     options = GenerateOptions(sampling, max_new_tokens, stop)
     _run(artifact, texts, options, None if prompt else thinking, json_output)
 
 
-def _prompts(artifact: Artifact, prompt: list[str] | None, chat: str | None, messages: Path | None,
-             thinking: bool, effort: str | None) -> list[str]:
+def _prompts(
+    artifact: Artifact,
+    prompt: list[str] | None,
+    chat: str | None,
+    messages: Path | None,
+    thinking: bool,
+    effort: str | None,
+) -> list[str]:
     """Prompt texts with every control token written out."""
     from rewright.runtime.chat import BOS, control_tokens_in
     from rewright.runtime.messages import load_messages
@@ -85,18 +101,32 @@ def _prompts(artifact: Artifact, prompt: list[str] | None, chat: str | None, mes
     encoder = artifact.chat_encoder()
     if chat is not None:
         if found := control_tokens_in(chat):
-            output.note(f"note: the message holds control tokens, which the model will see as such: {' '.join(found)}")
+            output.note(
+                f"note: the message holds control tokens, which the model will see as such: {' '.join(found)}"
+            )
         return [encoder.encode([{"role": "user", "content": chat}], thinking=thinking, effort=effort)]
     assert messages is not None
     conversation = load_messages(messages)
     if conversation.messages and conversation.messages[-1]["role"] == "assistant":
-        raise BadInput("the last message is the assistant's, so nothing is left to answer", where=str(messages),
-                       fix="end the conversation with a user or tool message")
-    return [encoder.encode(conversation.messages, thinking=thinking, effort=effort, tools=conversation.tools,
-                           response_format=conversation.response_format)]
+        raise BadInput(
+            "the last message is the assistant's, so nothing is left to answer",
+            where=str(messages),
+            fix="end the conversation with a user or tool message",
+        )
+    return [
+        encoder.encode(
+            conversation.messages,
+            thinking=thinking,
+            effort=effort,
+            tools=conversation.tools,
+            response_format=conversation.response_format,
+        )
+    ]
 
 
-def _run(artifact: Artifact, texts: list[str], options: GenerateOptions, thinking: bool | None, as_json: bool) -> None:
+def _run(
+    artifact: Artifact, texts: list[str], options: GenerateOptions, thinking: bool | None, as_json: bool
+) -> None:
     """Generate and print; `thinking` is None for plain text prompts."""
     from rewright.runtime.engine import Engine
     from rewright.runtime.generate import generate as complete
@@ -127,15 +157,23 @@ def _run(artifact: Artifact, texts: list[str], options: GenerateOptions, thinkin
     for i, ids in enumerate(prompts):
         text = "".join(pieces[i])
         if as_json:
-            record = {"text": text, "tokens": produced[i], "finish": finishes[i], "prompt_tokens": len(ids),
-                      "seed": options.sampling.seed, **_message(text, thinking)}
+            record = {
+                "text": text,
+                "tokens": produced[i],
+                "finish": finishes[i],
+                "prompt_tokens": len(ids),
+                "seed": options.sampling.seed,
+                **_message(text, thinking),
+            }
             output.result(json.dumps(record, ensure_ascii=False))
         elif not streaming:
             output.result(f"--- {i + 1}\n{text}")
     count = sum(map(len, produced))
     ends = ", ".join(finishes)
-    output.note(f"finish: {ends}; {sum(map(len, prompts))} prompt and {count} new tokens in {seconds:.1f} s; "
-                f"seed {options.sampling.seed}")
+    output.note(
+        f"finish: {ends}; {sum(map(len, prompts))} prompt and {count} new tokens in {seconds:.1f} s; "
+        f"seed {options.sampling.seed}"
+    )
 
 
 def _message(text: str, thinking: bool | None) -> dict[str, Any]:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rewright.cli import output
 from rewright.ir.errors import MachineError, UsageError
 
+if TYPE_CHECKING:
+    from rewright.ir.graph import Graph
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at graphs.")
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     text = "text"
     json = "json"
     dot = "dot"
     onnx = "onnx"
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     decode = "decode"
     chunk = "chunk"
     score = "score"
@@ -43,7 +46,9 @@ def dump(
     max_batch: Annotated[int | None, typer.Option(help="Sequences that can run at once.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Tokens of a prefill chunk.")] = None,
     format: Annotated[Format, typer.Option(help="Form of the output.")] = Format.text,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write to a file instead of stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write to a file instead of stdout.")
+    ] = None,
 ) -> None:
     """Print a graph. Only configuration and tensor headers are read.
 
@@ -60,8 +65,11 @@ def dump(
     if format is Format.onnx and out is None and sys.stdout.isatty():
         raise UsageError("ONNX is binary", where="--format onnx", fix="write it to a file with -o FILE")
     spec = parse_spec(x).with_options(
-        variant=variant.value if variant else None, numerics=numerics, max_context=max_context,
-        max_batch=max_batch, chunk=chunk,
+        variant=variant.value if variant else None,
+        numerics=numerics,
+        max_context=max_context,
+        max_batch=max_batch,
+        chunk=chunk,
     )
     graph, notes = load_graph(replace(spec, stage=stage) if stage else spec)
     output.notes(notes)
@@ -76,7 +84,7 @@ def dump(
         raise MachineError(f"cannot be written ({e.strerror})", where=str(out)) from e
 
 
-def _render(graph, format: Format, module: str) -> bytes:  # noqa: ANN001
+def _render(graph: Graph, format: Format, module: str) -> bytes:
     from rewright.ir.export.dot import graph_to_dot
     from rewright.ir.export.json_graph import graph_to_json, json_text
     from rewright.ir.printer import print_graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -19,13 +19,18 @@ from rewright.cli.score import score
 from rewright.ir.errors import CompilerBug, RewrightError, UserError
 
 # typer brings its own copy of click in newer releases, so its exceptions are found through its exports.
-_ClickException = typer.BadParameter.__mro__[2]
+_ClickException: Any = typer.BadParameter.__mro__[2]
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
-                  help="Compile DeepSeek-V4 ahead of time, look at its graph, run it.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Compile DeepSeek-V4 ahead of time, look at its graph, run it.",
+)
 app.command("compile-model")(compile_model)
 app.add_typer(graph_app, name="graph")
 app.command()(generate)
@@ -37,7 +42,9 @@ compile_app.command()(compile_model)
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True)) -> None:
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
+) -> None:
     if version:
         output.result(f"rewright {__version__}")
         raise typer.Exit
@@ -60,8 +67,8 @@ def _run(application: typer.Typer, name: str) -> NoReturn:
     try:
         code = command.main(arguments, prog_name=name, standalone_mode=False)
     except _ClickException as e:
-        e.show(sys.stderr)  # type: ignore[attr-defined]
-        code = e.exit_code  # type: ignore[attr-defined]
+        e.show(sys.stderr)
+        code = e.exit_code
     except (KeyboardInterrupt, typer.Abort):
         output.error("interrupted")
         code = EXIT_INTERRUPTED
@@ -77,6 +84,8 @@ def _run(application: typer.Typer, name: str) -> NoReturn:
     except Exception as e:
         traceback.print_exc()
         kind = "" if isinstance(e, CompilerBug) else f"{type(e).__name__}: "
-        output.error(f"this is a bug in Rewright: {kind}{e}\n  -> report it with the command and the lines above")
+        output.error(
+            f"this is a bug in Rewright: {kind}{e}\n  -> report it with the command and the lines above"
+        )
         code = e.exit_code if isinstance(e, RewrightError) else EXIT_BUG
     sys.exit(code if isinstance(code, int) else 0)

@@ -41,16 +41,23 @@ class ProgressBar:
     """A progress bar on stderr that appears when the work has taken a second."""
 
     def __init__(self) -> None:
-        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                             console=_stderr, transient=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=_stderr,
+            transient=True,
+        )
         self._task: TaskID | None = None
         self._begin = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bar.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:

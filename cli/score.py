@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 def score(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Compiled model.")],
     text: Annotated[Path | None, typer.Option(help='JSONL file of {"kind": ..., "text": ...} lines.')] = None,
-    ids: Annotated[Path | None, typer.Option(help='JSON file: {"name": {"ids": [...], "prefill": n, "nll": true, '
-                                                  '"greedy": k}}.')] = None,
+    ids: Annotated[
+        Path | None,
+        typer.Option(help='JSON file: {"name": {"ids": [...], "prefill": n, "nll": true, "greedy": k}}.'),
+    ] = None,
     logits: Annotated[Path | None, typer.Option(help="safetensors file to write, with --ids.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -54,18 +58,29 @@ def _score_text(engine: Engine, path: Path, as_json: bool) -> None:
         totals = score_texts(engine, texts, bar.counter("scoring", len(texts)))
     totals["all"] = _sum(totals.values())
     if as_json:
-        output.result(json.dumps({
-            kind: {"texts": t.texts, "tokens": t.tokens, "nll": t.mean_nll, "perplexity": t.perplexity}
-            for kind, t in totals.items()
-        }))
+        output.result(
+            json.dumps(
+                {
+                    kind: {
+                        "texts": t.texts,
+                        "tokens": t.tokens,
+                        "nll": t.mean_nll,
+                        "perplexity": t.perplexity,
+                    }
+                    for kind, t in totals.items()
+                }
+            )
+        )
         return
     width = max(4, *map(len, totals))
     output.result(f"{'kind':<{width}}  texts  tokens     nll  perplexity")
     for kind, t in totals.items():
-        output.result(f"{kind:<{width}}  {t.texts:>5}  {t.tokens:>6}  {t.mean_nll:6.4f}  {t.perplexity:10.4f}")
+        output.result(
+            f"{kind:<{width}}  {t.texts:>5}  {t.tokens:>6}  {t.mean_nll:6.4f}  {t.perplexity:10.4f}"
+        )
 
 
-def _sum(totals) -> KindScore:  # noqa: ANN001
+def _sum(totals: Iterable[KindScore]) -> KindScore:
     from rewright.runtime.score import KindScore
 
     total = KindScore()
@@ -77,8 +92,6 @@ def _sum(totals) -> KindScore:  # noqa: ANN001
 
 
 def _score_ids(engine: Engine, path: Path, out: Path) -> None:
-    import os
-
     from safetensors.torch import save
 
     from rewright.runtime.score import load_cases, score_cases

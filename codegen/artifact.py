@@ -39,11 +39,14 @@ def new_artifact(out: Path, *, force: bool, needed_bytes: int) -> Iterator[Path]
         if free < needed_bytes + HEADROOM_BYTES:
             raise MachineError(
                 f"the compiled model needs {needed_bytes:,} bytes, the disk has {free:,} free",
-                where=str(out.parent), fix="free some space or choose another folder",
+                where=str(out.parent),
+                fix="free some space or choose another folder",
             )
         partial.mkdir()
     except OSError as e:
-        raise MachineError(f"cannot be written ({e.strerror})", where=str(out), fix="choose another folder") from e
+        raise MachineError(
+            f"cannot be written ({e.strerror})", where=str(out), fix="choose another folder"
+        ) from e
     try:
         yield partial
         if out.exists():
@@ -51,8 +54,9 @@ def new_artifact(out: Path, *, force: bool, needed_bytes: int) -> Iterator[Path]
         os.rename(partial, out)
     except OSError as e:
         shutil.rmtree(partial, ignore_errors=True)
-        raise MachineError(f"writing failed ({e.strerror})", where=str(e.filename or out),
-                           fix="check space and permissions") from e
+        raise MachineError(
+            f"writing failed ({e.strerror})", where=str(e.filename or out), fix="check space and permissions"
+        ) from e
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

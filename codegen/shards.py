@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -22,8 +22,15 @@ ALIGN = 128
 """Weights begin at multiples of this, those of odd sizes excepted, which follow the others."""
 
 _NAMES = {
-    DType.F64: "F64", DType.F32: "F32", DType.BF16: "BF16", DType.F16: "F16", DType.F8E4M3: "F8_E4M3",
-    DType.E8M0: "F8_E8M0", DType.E2M1: "U8", DType.I64: "I64", DType.I32: "I32",
+    DType.F64: "F64",
+    DType.F32: "F32",
+    DType.BF16: "BF16",
+    DType.F16: "F16",
+    DType.F8E4M3: "F8_E4M3",
+    DType.E8M0: "F8_E8M0",
+    DType.E2M1: "U8",
+    DType.I64: "I64",
+    DType.I32: "I32",
 }
 
 
@@ -33,8 +40,9 @@ class WeightReader(Protocol):
     def parts(self, name: str) -> Iterator[Tensor]: ...
 
 
-def write_shards(folder: Path, types: Mapping[str, ValueType], weights: WeightReader,
-                 advance: Callable[[int], None]) -> tuple[dict[str, str], dict[str, FileEntry]]:
+def write_shards(
+    folder: Path, types: Mapping[str, ValueType], weights: WeightReader, advance: Callable[[int], None]
+) -> tuple[dict[str, str], dict[str, FileEntry]]:
     """Write every weight of `types` into `folder`.
 
     Args:
@@ -67,25 +75,35 @@ def _groups(types: Mapping[str, ValueType]) -> Iterator[list[str]]:
     yield group
 
 
-def _write_shard(path: Path, types: Mapping[str, ValueType], weights: WeightReader,
-                 advance: Callable[[int], None]) -> FileEntry:
+def _write_shard(
+    path: Path, types: Mapping[str, ValueType], weights: WeightReader, advance: Callable[[int], None]
+) -> FileEntry:
     digest, total = hashlib.sha256(), 0
     with path.open("wb") as file:
-        for block in [_header(types), *[(n, t) for n, t in types.items()]]:
-            chunks: Iterable[memoryview | bytes] = [block] if isinstance(block, bytes) else _data(*block, weights)
-            for chunk in chunks:
-                file.write(chunk)
-                digest.update(chunk)
-                total += len(chunk)
-                advance(len(chunk))
+        for block in _blocks(types, weights):
+            file.write(block)
+            digest.update(block)
+            total += len(block)
+            advance(len(block))
     return FileEntry(total, digest.hexdigest())
+
+
+def _blocks(types: Mapping[str, ValueType], weights: WeightReader) -> Iterator[bytes | memoryview]:
+    """The bytes of a shard in order."""
+    yield _header(types)
+    for name, type in types.items():
+        yield from _data(name, type, weights)
 
 
 def _header(types: Mapping[str, ValueType]) -> bytes:
     entries, at = {}, 0
     for name, type in types.items():
         end = at + type.nbytes
-        entries[name] = {"dtype": _NAMES[type.dtype], "shape": list(type.storage_shape), "data_offsets": [at, end]}
+        entries[name] = {
+            "dtype": _NAMES[type.dtype],
+            "shape": list(type.storage_shape),
+            "data_offsets": [at, end],
+        }
         at = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGN)
@@ -95,7 +113,7 @@ def _header(types: Mapping[str, ValueType]) -> bytes:
 def _data(name: str, type: ValueType, weights: WeightReader) -> Iterator[memoryview]:
     written = 0
     for part in weights.parts(name):
-        view = memoryview(part.contiguous().view(-1).view(torch.uint8).numpy())
+        view = part.contiguous().view(-1).view(torch.uint8).numpy().data
         written += len(view)
         yield view
     if written != type.nbytes:

@@ -40,7 +40,9 @@ class Attention(nn.Module):
         self.attn_sink = b.tensor(f"{path}.attn_sink", (self.heads,), DType.F32)
         self.wo_a = GroupedLinear(b, f"{path}.wo_a", self.groups * c.o_lora_rank, c.group_width)
         self.wo_b = Linear(b, f"{path}.wo_b", c.hidden_size, self.groups * c.o_lora_rank)
-        self.compressor = Compressor(b, f"{path}.compressor", self.dim, ratio, rotate=False) if ratio else None
+        self.compressor = (
+            Compressor(b, f"{path}.compressor", self.dim, ratio, rotate=False) if ratio else None
+        )
         self.indexer = Indexer(b, f"{path}.indexer", ratio) if ratio == 4 else None
         self.window = b.state(f"{path}.window", b.act, c.sliding_window, self.dim)
 
@@ -56,8 +58,17 @@ class Attention(nn.Module):
         entries = self.compressor(x, step, cos, sin) if self.compressor is not None else None
         window = step.state[self.window]
         o = ops.sparse_attention(
-            q, kv, window, entries, indices, self.attn_sink, *at,
-            ratio=self.ratio, capacity=step.capacity, scale=self.dim**-0.5, name="attended",
+            q,
+            kv,
+            window,
+            entries,
+            indices,
+            self.attn_sink,
+            *at,
+            ratio=self.ratio,
+            capacity=step.capacity,
+            scale=self.dim**-0.5,
+            name="attended",
         )
         # After the last reader: a chunk longer than the window would overwrite keys still needed.
         step.state[self.window] = ops.ring_write(window, kv, *at, name="window.next")

@@ -42,8 +42,15 @@ class Compressor(nn.Module):
         kv = self.wkv(x)
         gate = ops.add_position_bias(self.wgate(x), self.ape, step.pos, name="gate")
         entries, count = ops.compress(
-            kv, gate, state[self.kv_ring], state[self.gate_ring], *at,
-            ratio=self.ratio, overlap=self.overlap, out=self.act, name="pooled",
+            kv,
+            gate,
+            state[self.kv_ring],
+            state[self.gate_ring],
+            *at,
+            ratio=self.ratio,
+            overlap=self.overlap,
+            out=self.act,
+            name="pooled",
         )
         state[self.kv_ring] = ops.ring_write(state[self.kv_ring], kv, *at, name="kv_ring.next")
         state[self.gate_ring] = ops.ring_write(state[self.gate_ring], gate, *at, name="gate_ring.next")
@@ -69,7 +76,12 @@ class Indexer(nn.Module):
     def __init__(self, b: Builder, path: str, ratio: int):
         super().__init__()
         config = b.config
-        self.heads, self.dim, self.ratio, self.topk = config.index_n_heads, config.index_head_dim, ratio, config.index_topk
+        self.heads, self.dim, self.ratio, self.topk = (
+            config.index_n_heads,
+            config.index_head_dim,
+            ratio,
+            config.index_topk,
+        )
         self.numerics = b.numerics
         self.wq_b = Linear(b, f"{path}.wq_b", self.heads * self.dim, config.q_lora_rank)
         self.weights_proj = FloatLinear(b, f"{path}.weights_proj", self.heads, config.hidden_size, b.act)
@@ -84,7 +96,15 @@ class Indexer(nn.Module):
         q = ops.hadamard(ops.rope(q, cos, sin, step.pos, name="q.rope"), name="q.rotated")
         q = round_trip(q, self.numerics, "e2m1", 32, "q")
         scores = ops.index_score(
-            q, self.weights_proj(x), keys, step.pos, step.n_valid, step.slot, ratio=self.ratio,
-            capacity=step.capacity, weight_scale=(self.dim * self.heads) ** -0.5, name="scores",
+            q,
+            self.weights_proj(x),
+            keys,
+            step.pos,
+            step.n_valid,
+            step.slot,
+            ratio=self.ratio,
+            capacity=step.capacity,
+            weight_scale=(self.dim * self.heads) ** -0.5,
+            name="scores",
         )
         return ops.index_topk(scores, step.pos, step.n_valid, ratio=self.ratio, k=self.topk, name="chosen")

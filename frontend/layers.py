@@ -79,7 +79,9 @@ def parameter(type: ValueType) -> nn.Parameter:
     return nn.Parameter(type.empty("meta"), requires_grad=False)
 
 
-def round_trip(x: Value, numerics: Numerics, fmt: str, block: int, name: str, stop: int | None = None) -> Value:
+def round_trip(
+    x: Value, numerics: Numerics, fmt: str, block: int, name: str, stop: int | None = None
+) -> Value:
     """Quantise and dequantise, the rounding that the released model applies to keys.
 
     `stop` limits it to the leading dims. Without rounding in `numerics` x is returned.

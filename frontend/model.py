@@ -21,10 +21,19 @@ class Layer(nn.Module):
     def __init__(self, b: Builder, path: str, index: int):
         super().__init__()
         c = b.config
-        self.streams, self.iters, self.hc_eps, self.rms_eps = c.hc_mult, c.hc_sinkhorn_iters, c.hc_eps, c.rms_norm_eps
+        self.streams, self.iters, self.hc_eps, self.rms_eps = (
+            c.hc_mult,
+            c.hc_sinkhorn_iters,
+            c.hc_eps,
+            c.rms_norm_eps,
+        )
         rows = (2 + c.hc_mult) * c.hc_mult
         for kind in ("attn", "ffn"):
-            for name, shape in (("fn", (rows, c.hc_mult * c.hidden_size)), ("base", (rows,)), ("scale", (3,))):
+            for name, shape in (
+                ("fn", (rows, c.hc_mult * c.hidden_size)),
+                ("base", (rows,)),
+                ("scale", (3,)),
+            ):
                 setattr(self, f"hc_{kind}_{name}", b.tensor(f"{path}.hc_{kind}_{name}", shape, DType.F32))
         self.compressed = c.layer_ratio(index) > 0
         self.attn_norm = RMSNorm(b, f"{path}.attn_norm", c.hidden_size)
@@ -45,8 +54,13 @@ class Layer(nn.Module):
         """Input of a sub-block, and the coefficients to put its output back."""
         mix = ops.hc_mix(streams, getattr(self, f"hc_{kind}_fn"), eps=self.rms_eps, name=f"hc_{kind}.mix")
         pre, post, comb = ops.hc_split(
-            mix, getattr(self, f"hc_{kind}_scale"), getattr(self, f"hc_{kind}_base"),
-            streams=self.streams, iters=self.iters, eps=self.hc_eps, name=f"hc_{kind}",
+            mix,
+            getattr(self, f"hc_{kind}_scale"),
+            getattr(self, f"hc_{kind}_base"),
+            streams=self.streams,
+            iters=self.iters,
+            eps=self.hc_eps,
+            name=f"hc_{kind}",
         )
         return ops.hc_collapse(streams, pre, name=f"hc_{kind}.u"), post, comb
 
@@ -90,7 +104,9 @@ class Model(nn.Module):
             streams = ops.take_last(streams, step.n_valid, name="last")
             streams = ops.reshape(streams, tail=[1, self.streams, self.hidden], keep=1, name="last.row")
         mix = ops.hc_mix(streams, self.hc_head_fn, eps=self.rms_eps, name="hc_head.mix")
-        pre = ops.hc_head_split(mix, self.hc_head_scale, self.hc_head_base, eps=self.hc_eps, name="hc_head.pre")
+        pre = ops.hc_head_split(
+            mix, self.hc_head_scale, self.hc_head_base, eps=self.hc_eps, name="hc_head.pre"
+        )
         logits = self.head(self.norm(ops.hc_collapse(streams, pre, name="hc_head.u")))
         if not step.all_positions:
             logits = ops.reshape(logits, tail=[self.vocab], keep=1, name="logits")

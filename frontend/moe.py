@@ -28,7 +28,9 @@ class Gate(nn.Module):
     def forward(self, x: Value, step: Step) -> tuple[Value, Value]:
         logits = ops.linear(x, None, self.weight, None, out="f32", name="logits")
         if self.tid2eid is not None:
-            return ops.route_hash(logits, self.tid2eid, step.tokens, step.n_valid, scale=self.route_scale, name="")
+            return ops.route_hash(
+                logits, self.tid2eid, step.tokens, step.n_valid, scale=self.route_scale, name=""
+            )
         return ops.route(logits, self.bias, step.n_valid, k=self.k, scale=self.route_scale, name="")
 
 

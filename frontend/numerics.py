@@ -32,4 +32,6 @@ def parse_numerics(text: str) -> Numerics:
         return Numerics(text)
     except ValueError:
         modes = ", ".join(n.value for n in Numerics)
-        raise UsageError(f"unknown numerics {text!r}", where="--numerics", fix=f"choose one of {modes}") from None
+        raise UsageError(
+            f"unknown numerics {text!r}", where="--numerics", fix=f"choose one of {modes}"
+        ) from None

@@ -43,8 +43,9 @@ class ModelSource:
     checkpoint: Checkpoint | None
 
     @classmethod
-    def open(cls, path: Path, numerics: Numerics, *, max_context: int = 4096, max_batch: int = 1,
-             chunk: int = 128) -> ModelSource:
+    def open(
+        cls, path: Path, numerics: Numerics, *, max_context: int = 4096, max_batch: int = 1, chunk: int = 128
+    ) -> ModelSource:
         """Read a checkpoint folder (configuration and shard headers only) or a config.json.
 
         Raises:

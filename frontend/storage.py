@@ -128,8 +128,11 @@ class Storage:
     def experts(self, base: str, count: int, name: str, rows: int, cols: int) -> Format:
         """The virtual weight [count, rows, cols] of projection `name` of all experts under `base`."""
         sources = [f"{base}.{e}.{name}" for e in range(count)]
-        return self._bind(f"{base}.{name}", (count, rows, cols),
-                          lambda: [self._source.matrix(s, rows, cols) for s in sources])
+        return self._bind(
+            f"{base}.{name}",
+            (count, rows, cols),
+            lambda: [self._source.matrix(s, rows, cols) for s in sources],
+        )
 
     def tensor(self, name: str, shape: tuple[int, ...], release: DType) -> ValueType:
         """A tensor without scale: a float where `release` is one, else an integer table."""
@@ -139,12 +142,15 @@ class Storage:
         self.bindings[name] = Binding(ValueType(wide, shape), (part,))
         return self.bindings[name].type
 
-    def _bind(self, base: str, shape: tuple[int, ...],
-              resolve: Callable[[], list[tuple[Format, Part]]]) -> Format:
+    def _bind(
+        self, base: str, shape: tuple[int, ...], resolve: Callable[[], list[tuple[Format, Part]]]
+    ) -> Format:
         answers = self._try(resolve)
         formats = {f for f, _ in answers}
         if len(formats) > 1:
-            found = ", ".join(sorted(f"{f.weight.text} with {f.scale.text if f.scale else 'no'} scale" for f in formats))
+            found = ", ".join(
+                sorted(f"{f.weight.text} with {f.scale.text if f.scale else 'no'} scale" for f in formats)
+            )
             self.problems.append(f"{base}: experts are stored in different formats: {found}")
         stored = answers[0][0] if answers else Format(DType.F32, None)
         parts = [p for _, p in answers]
@@ -154,7 +160,9 @@ class Storage:
         self._bind_as_stored(base, shape, stored, parts)
         return stored
 
-    def _bind_as_stored(self, base: str, shape: tuple[int, ...], stored: Format, parts: Sequence[Part]) -> None:
+    def _bind_as_stored(
+        self, base: str, shape: tuple[int, ...], stored: Format, parts: Sequence[Part]
+    ) -> None:
         weight_parts = tuple(Part(p.tensor) for p in parts)
         self.bindings[f"{base}.weight"] = Binding(ValueType(stored.weight, shape), weight_parts)
         if stored.scale is None:
@@ -178,8 +186,12 @@ class Storage:
         if isinstance(self._source, CheckpointSource):
             problems += [f"{name}: no parameter of the model has this name" for name in self._source.unused()]
         if problems:
-            raise ProblemList("the tensors do not fit the configuration", problems, where=where,
-                              fix="compare config.json with the tensor names of the release")
+            raise ProblemList(
+                "the tensors do not fit the configuration",
+                problems,
+                where=where,
+                fix="compare config.json with the tensor names of the release",
+            )
 
 
 def scale_shape(weight: DType, shape: tuple[int, ...]) -> tuple[int, ...]:

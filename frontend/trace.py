@@ -61,8 +61,9 @@ class _Tracer(torch.fx.Tracer):
         self._weights: dict[str, torch.fx.Proxy] = {}
         self._headings = _headings(model)
 
-    def create_args_for_root(self, root_fn: Callable[..., Any], is_module: bool,
-                             concrete_args: Any = None) -> tuple[Callable[..., Any], list[Any]]:
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
         def placeholder(name: str) -> torch.fx.Proxy:
             return self.create_proxy("placeholder", name, (), {})
 
@@ -70,7 +71,8 @@ class _Tracer(torch.fx.Tracer):
         step = Step(
             **{name: placeholder(name) for name in INPUTS},
             state={name: placeholder(name) for name in self.state_names},
-            capacity=v.capacity, all_positions=v.all_positions,
+            capacity=v.capacity,
+            all_positions=v.all_positions,
         )
         return root_fn, [self.root, step]
 
@@ -103,12 +105,18 @@ def _headings(model: nn.Module) -> dict[str, str]:
 
 def _to_graph(recorded: torch.fx.Graph, tracer: _Tracer, model: Model, variant: Variant) -> Graph:
     b = model.builder
-    graph = Graph(variant.name, attrs={
-        "model": "deepseek_v4", "numerics": b.numerics.value, "max_batch": b.limits.max_batch,
-        "max_context": b.limits.max_context, **variant.to_json(),
-    })
+    graph = Graph(
+        variant.name,
+        attrs={
+            "model": "deepseek_v4",
+            "numerics": b.numerics.value,
+            "max_batch": b.limits.max_batch,
+            "max_context": b.limits.max_context,
+            **variant.to_json(),
+        },
+    )
     vector = ValueType(DType.I32, (variant.batch,))
-    inputs = {name: vector for name in INPUTS} | {"tokens": ValueType(DType.I32, (variant.batch, variant.tokens))}
+    inputs = dict.fromkeys(INPUTS, vector) | {"tokens": ValueType(DType.I32, (variant.batch, variant.tokens))}
     parameters = dict(model.named_parameters())
     mapped: dict[Node, Node] = {}
     for node in recorded.nodes:
@@ -133,19 +141,29 @@ def _to_graph(recorded: torch.fx.Graph, tracer: _Tracer, model: Model, variant: 
         else:
             raise ModelCodeError(
                 f"{node.format_node()} is not a call of a graph op on values",
-                where=f"module {node.meta['path'] or '(root)'}", fix="call rewright.ir.ops only",
+                where=f"module {node.meta['path'] or '(root)'}",
+                fix="call rewright.ir.ops only",
             )
     return graph
 
 
 def _nodes_in(values: Iterable[Any]) -> bool:
     """Whether a traced value is used as an attribute, alone or in a list."""
-    return any(isinstance(v, Node) for value in values for v in (value if isinstance(value, (list, tuple)) else [value]))
+    return any(
+        isinstance(v, Node)
+        for value in values
+        for v in (value if isinstance(value, (list, tuple)) else [value])
+    )
 
 
 def _model_line(error: BaseException) -> str:
     """File and line of the innermost frame that is neither torch nor this tracer."""
     torch_folder = str(Path(torch.__file__).parent)
-    ours = [f for f in traceback.extract_tb(error.__traceback__)
-            if not f.filename.startswith(torch_folder) and f.filename != __file__ and Path(f.filename).name != "op.py"]
+    ours = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith(torch_folder)
+        and f.filename != __file__
+        and Path(f.filename).name != "op.py"
+    ]
     return f"{ours[-1].filename}:{ours[-1].lineno}" if ours else "the model"

@@ -20,7 +20,9 @@ class Weights:
     Memory never holds more than one stored tensor and its converted form.
     """
 
-    def __init__(self, checkpoint: Checkpoint, bindings: Mapping[str, Binding], constants: Mapping[str, Tensor]):
+    def __init__(
+        self, checkpoint: Checkpoint, bindings: Mapping[str, Binding], constants: Mapping[str, Tensor]
+    ):
         self._checkpoint = checkpoint
         self._bindings = bindings
         self._constants = constants
@@ -61,5 +63,8 @@ class Weights:
         wrong = ((table < 0) | (table >= count)).nonzero()
         if len(wrong):
             at = wrong[0].tolist()
-            raise BadInput(f"holds {int(table[tuple(at)])} at index {at}, there are {count} experts", where=name,
-                           fix="the table and n_routed_experts do not belong together")
+            raise BadInput(
+                f"holds {int(table[tuple(at)])} at index {at}, there are {count} experts",
+                where=name,
+                fix="the table and n_routed_experts do not belong together",
+            )

@@ -85,8 +85,16 @@ class Graph:
         node = self.fx.create_node(fx_op, name, name=_identifier(name))
         return self._register(node, kind, (name,), (type,), module)
 
-    def call(self, op: Op, operands: Sequence[Node | None], attrs: Mapping[str, Any], *,
-             names: Sequence[str], module: str, rule: str | None = None) -> Node:
+    def call(
+        self,
+        op: Op,
+        operands: Sequence[Node | None],
+        attrs: Mapping[str, Any],
+        *,
+        names: Sequence[str],
+        module: str,
+        rule: str | None = None,
+    ) -> Node:
         """Append an op call and infer its types; `CompilerBug` if the operands do not fit."""
         types = self.infer(op, operands, attrs, where=names[0])
         node = self.fx.create_node(
@@ -97,10 +105,14 @@ class Graph:
         return self._register(node, "op", tuple(names), types, module, rule)
 
     @staticmethod
-    def infer(op: Op, operands: Sequence[Node | None], attrs: Mapping[str, Any], where: str) -> tuple[ValueType, ...]:
+    def infer(
+        op: Op, operands: Sequence[Node | None], attrs: Mapping[str, Any], where: str
+    ) -> tuple[ValueType, ...]:
         """Result types of a call on these operands."""
         try:
-            return op.infer_types(tuple(None if v is None else type_of_value(v) for v in operands), dict(attrs))
+            return op.infer_types(
+                tuple(None if v is None else type_of_value(v) for v in operands), dict(attrs)
+            )
         except TypeMismatch as e:
             raise CompilerBug(f"{where}: {op.name} cannot take its operands: {e}") from e
 
@@ -122,8 +134,15 @@ class Graph:
         node = self.fx.output((tuple(results.values()), tuple(next_state.values())))
         node.meta.update(kind="output", results=tuple(results), states=tuple(next_state))
 
-    def _register(self, node: Node, kind: str, names: tuple[str, ...], types: tuple[ValueType, ...],
-                  module: str, rule: str | None = None) -> Node:
+    def _register(
+        self,
+        node: Node,
+        kind: str,
+        names: tuple[str, ...],
+        types: tuple[ValueType, ...],
+        module: str,
+        rule: str | None = None,
+    ) -> Node:
         node.meta.update(kind=kind, names=names, types=types, module=module, rule=rule)
         for name in names:
             if name in self._values:
@@ -189,13 +208,21 @@ class Graph:
                 mapped[node] = new.leaf(kind, meta["names"][0], meta["types"][0], meta["module"])
             elif kind == "op":
                 operands = [None if v is None else mapped[v] for v in operands_of(node)]
-                mapped[node] = new.call(op_of(node.target), operands, node.kwargs, names=meta["names"],
-                                        module=meta["module"], rule=meta["rule"])
+                mapped[node] = new.call(
+                    op_of(node.target),
+                    operands,
+                    node.kwargs,
+                    names=meta["names"],
+                    module=meta["module"],
+                    rule=meta["rule"],
+                )
             elif kind == "item":
                 mapped[node] = new.result(mapped[node.args[0]], node.args[1])  # type: ignore[index,arg-type]
             else:
-                new.finish({n: mapped[v] for n, v in self.results.items()},
-                           {n: mapped[v] for n, v in self.next_state.items()})
+                new.finish(
+                    {n: mapped[v] for n, v in self.results.items()},
+                    {n: mapped[v] for n, v in self.next_state.items()},
+                )
         return new
 
     def __eq__(self, other: object) -> bool:
@@ -214,11 +241,24 @@ class Graph:
                 nodes.append((kind, meta["names"], meta["types"], meta["module"]))
             elif kind == "op":
                 operands = tuple(None if v is None else name_of(v) for v in operands_of(node))
-                nodes.append((op_of(node.target).name, operands, dict(node.kwargs), meta["names"],
-                              meta["types"], meta["module"], meta["rule"]))
+                nodes.append(
+                    (
+                        op_of(node.target).name,
+                        operands,
+                        dict(node.kwargs),
+                        meta["names"],
+                        meta["types"],
+                        meta["module"],
+                        meta["rule"],
+                    )
+                )
             elif kind == "output":
-                nodes.append(({n: name_of(v) for n, v in self.results.items()},
-                              {n: name_of(v) for n, v in self.next_state.items()}))
+                nodes.append(
+                    (
+                        {n: name_of(v) for n, v in self.results.items()},
+                        {n: name_of(v) for n, v in self.next_state.items()},
+                    )
+                )
         return self.name, self.stage, self.attrs, nodes
 
 

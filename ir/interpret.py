@@ -45,10 +45,14 @@ class Interpreter:
         self._leaves: list[tuple[str, str, int, ValueType]] = []
         self._fixed: list[Tensor | None] = []
         for node in graph.nodes:
-            if kind_of(node) in ("op", "output") and (kind_of(node) == "output" or len(node.meta["names"]) > 1):
+            if kind_of(node) in ("op", "output") and (
+                kind_of(node) == "output" or len(node.meta["names"]) > 1
+            ):
                 continue
             self._register[node] = len(self._fixed)
-            self._fixed.append(self._weight(node, weights) if kind_of(node) in ("weight", "constant") else None)
+            self._fixed.append(
+                self._weight(node, weights) if kind_of(node) in ("weight", "constant") else None
+            )
             if kind_of(node) in ("input", "state"):
                 entry = (kind_of(node), name_of(node), self._register[node], type_of_value(node))
                 self._leaves.append(entry)
@@ -91,9 +95,14 @@ class Interpreter:
         items = {user.args[1]: self._register[user] for user in node.users if kind_of(user) == "item"}
         return tuple(items.get(i, -1) for i in range(len(node.meta["names"])))
 
-    def run(self, inputs: Mapping[str, Tensor], state: dict[str, Tensor], *,
-            overrides: Mapping[str, Tensor] | None = None,
-            observe: Callable[[str, Tensor], None] | None = None) -> dict[str, Tensor]:
+    def run(
+        self,
+        inputs: Mapping[str, Tensor],
+        state: dict[str, Tensor],
+        *,
+        overrides: Mapping[str, Tensor] | None = None,
+        observe: Callable[[str, Tensor], None] | None = None,
+    ) -> dict[str, Tensor]:
         """Execute one step.
 
         Args:
@@ -143,7 +152,9 @@ def _zeros(type: ValueType) -> Tensor:
 
 def _shorter(tokens: Tensor, expected: ValueType) -> bool:
     got = type_of(tokens)
-    return got.dtype is expected.dtype and got.shape[0] == expected.shape[0] and got.shape[1] < expected.shape[1]
+    return (
+        got.dtype is expected.dtype and got.shape[0] == expected.shape[0] and got.shape[1] < expected.shape[1]
+    )
 
 
 def _present(value: Tensor | None) -> Tensor:

@@ -61,8 +61,10 @@ class Manifest:
             "checkpoint": {"fingerprint": self.fingerprint},
             "target": self.target,
             "options": {
-                "numerics": self.numerics, "max_context": limits.max_context,
-                "max_batch": limits.max_batch, "chunk": limits.chunk,
+                "numerics": self.numerics,
+                "max_context": limits.max_context,
+                "max_batch": limits.max_batch,
+                "chunk": limits.chunk,
             },
             "variants": [{**v.to_json(), "graph": path} for v, path in sorted(self.variants.items())],
             "tensors": dict(self.tensors),

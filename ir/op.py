@@ -81,8 +81,9 @@ class Call:
     attrs: Mapping[str, Any]
     context: int
 
-    def cost(self, *, reads: Mapping[str, int] | None = None, writes: int | None = None,
-             flops: int | None = None) -> Cost:
+    def cost(
+        self, *, reads: Mapping[str, int] | None = None, writes: int | None = None, flops: int | None = None
+    ) -> Cost:
         """The usual cost (operands read whole, outputs written whole, one flop an output element)
         with the given parts replaced."""
         whole = {name: t.nbytes for name, t in self.operands.items()}
@@ -229,7 +230,7 @@ class Op:
         result.node.meta["role"] = self.name if name is None else name
         if len(self.outputs) == 1:
             return result
-        return tuple(result[i] for i in range(len(self.outputs)))
+        return tuple(result[i] for i in range(len(self.outputs)))  # pyright: ignore[reportIndexIssue]
 
 
 def _is_of(value: Any, hint: Any) -> bool:
@@ -267,8 +268,9 @@ class Examples:
         return self.integers(118, 128, *shape, dtype=torch.uint8).view(torch.float8_e8m0fnu)
 
 
-def op(*, outputs: tuple[str, ...] = ("",), updates: str | None = None, since: str = "traced"
-       ) -> Callable[[Callable[..., Any]], Op]:
+def op(
+    *, outputs: tuple[str, ...] = ("",), updates: str | None = None, since: str = "traced"
+) -> Callable[[Callable[..., Any]], Op]:
     """Register the decorated reference function as a graph op of the same name."""
 
     def register(reference: Callable[..., Any]) -> Op:
@@ -303,9 +305,9 @@ def op(*, outputs: tuple[str, ...] = ("",), updates: str | None = None, since: s
 
 def _meta_kernel(op: Op) -> Callable[..., Any]:
     def meta(*operands: Tensor | None, **attrs: Any) -> Any:
-        types = op.infer_types(tuple(None if t is None else type_of(t) for t in operands), attrs)
-        results = tuple(t.empty("meta") for t in types)
-        return results if len(results) > 1 else results[0]
+        inferred = op.infer_types(tuple(None if t is None else type_of(t) for t in operands), attrs)
+        results = tuple(t.empty("meta") for t in inferred)
+        return results[0] if len(results) == 1 else results
 
     return meta
 

@@ -38,7 +38,7 @@ def _lines(graph: Graph, module: str) -> Iterator[str]:
             heading = node.meta["module"]
             yield ""
             yield f"{heading or '.'}:"
-        yield "  " + print_node(node, heading)
+        yield "  " + print_node(node, node.meta["module"])
     if module:
         return
     yield ""
@@ -54,7 +54,9 @@ def print_node(node: Node, heading: str) -> str:
     types = ", ".join(str(t) for t in node.meta["types"])
     if kind_of(node) != "op":
         return f"{'constant ' if kind_of(node) == 'constant' else ''}{names} : {types}"
-    operands = ", ".join("_" if v is None else _value(kind_of(v), name_of(v), heading) for v in operands_of(node))
+    operands = ", ".join(
+        "_" if v is None else _value(kind_of(v), name_of(v), heading) for v in operands_of(node)
+    )
     rule = f"  // {node.meta['rule']}" if node.meta["rule"] else ""
     return f"{names} : {types} = {op_of(node.target).name}({operands}){_attrs(node.kwargs)}{rule}"
 

@@ -17,7 +17,8 @@ class Traffic:
     """Totals of a graph.
 
     Attributes:
-        reads: bytes read, by kind of the value read (weight, constant, state, input, op).
+        reads: bytes read, by kind of the value read (weight, constant, state, input, op). The next
+            value of a state is state.
         weight_reads: bytes read of each weight, by name.
         resident: bytes of each weight as stored, by name.
         written: bytes written (results of ops, state updates).
@@ -44,23 +45,30 @@ def traffic(graph: Graph, context: int | None = None) -> Traffic:
         graph: the graph.
         context: tokens of the sequence after the step; by default the variant's capacity.
     """
-    context = graph.attrs["capacity"] if context is None else context
+    visible: int = graph.attrs["capacity"] if context is None else context
     reads: Counter[str] = Counter()
     weight_reads: Counter[str] = Counter()
     written = flops = 0
     for node in graph.ops:
-        cost = node_cost(node, context)
+        cost = node_cost(node, visible)
         written += cost.writes
         flops += cost.flops
         for name, value in zip(op_of(node.target).operands, operands_of(node), strict=True):
             if value is None:
                 continue
-            kind = "op" if kind_of(value) == "item" else kind_of(value)
+            kind = _kind_read(value)
             reads[kind] += cost.reads[name]
             if kind == "weight":
                 weight_reads[name_of(value)] += cost.reads[name]
     resident = {name_of(n): type_of_value(n).nbytes for n in graph.of_kind("weight")}
     return Traffic(reads, weight_reads, resident, written, flops)
+
+
+def _kind_read(value: Node) -> str:
+    kind = kind_of(value)
+    if kind == "op" and op_of(value.target).updates is not None:
+        return "state"
+    return "op" if kind == "item" else kind
 
 
 def by_component(amounts: dict[str, int], component: Callable[[str], str]) -> dict[str, int]:

@@ -33,7 +33,9 @@ class Engine:
         """Forget the sequence in a slot."""
         self._length[slot] = 0
 
-    def prefill(self, slot: int, ids: Sequence[int], *, progress: Callable[[int], None] | None = None) -> Tensor:
+    def prefill(
+        self, slot: int, ids: Sequence[int], *, progress: Callable[[int], None] | None = None
+    ) -> Tensor:
         """Append tokens in chunks; returns f32[V], the logits after the last one."""
         self.check(ids, self._length[slot])
         logits = None
@@ -80,9 +82,12 @@ class Engine:
         """Refuse token ids outside the vocabulary, and more tokens than the compiled context."""
         wrong = [i for i in ids if not 0 <= i < self.vocab_size]
         if wrong:
-            raise BadInput(f"token id {wrong[0]} is not below the vocabulary size {self.vocab_size}", where="tokens")
+            raise BadInput(
+                f"token id {wrong[0]} is not below the vocabulary size {self.vocab_size}", where="tokens"
+            )
         if start + len(ids) > self.limits.max_context:
             raise BadInput(
                 f"{start + len(ids)} tokens do not fit the compiled maximum of {self.limits.max_context}",
-                where="prompt", fix="shorten it, or compile with a larger --max-context",
+                where="prompt",
+                fix="shorten it, or compile with a larger --max-context",
             )

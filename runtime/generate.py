@@ -81,8 +81,14 @@ def generate(engine: Engine, prompts: Sequence[Sequence[int]], options: Generate
             yield from _advance(engine, sequence, logits[sequence.slot], options, active, free)
 
 
-def _advance(engine: Engine, sequence: _Sequence, logits: Tensor, options: GenerateOptions,
-             active: list[_Sequence], free: list[int]) -> Iterator[Token]:
+def _advance(
+    engine: Engine,
+    sequence: _Sequence,
+    logits: Tensor,
+    options: GenerateOptions,
+    active: list[_Sequence],
+    free: list[int],
+) -> Iterator[Token]:
     """Choose a token; the sequence goes on in `active`, or ends and gives its slot back."""
     token: int | None = None
     finish: Finish | None = None
@@ -93,7 +99,10 @@ def _advance(engine: Engine, sequence: _Sequence, logits: Tensor, options: Gener
         sequence.produced += 1
         if token in options.stop:
             token, finish = None, "eos"
-        elif options.max_new_tokens == sequence.produced or engine.length(sequence.slot) == engine.limits.max_context:
+        elif (
+            options.max_new_tokens == sequence.produced
+            or engine.length(sequence.slot) == engine.limits.max_context
+        ):
             finish = "length"
     yield Token(sequence.request, token, finish)
     if finish is None:

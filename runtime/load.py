@@ -53,8 +53,11 @@ class Artifact:
         """
         path = folder / MANIFEST_NAME
         if not path.is_file():
-            raise BadInput("not a compiled model: it has no manifest.json", where=str(folder),
-                           fix="make one with: compile-model CHECKPOINT -o OUT")
+            raise BadInput(
+                "not a compiled model: it has no manifest.json",
+                where=str(folder),
+                fix="make one with: compile-model CHECKPOINT -o OUT",
+            )
         manifest = parse_manifest(path.read_text(), str(path))
         problems = []
         for name, entry in manifest.files.items():
@@ -88,8 +91,11 @@ class Artifact:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; `BadInput` if it was compiled without one."""
         if TOKENIZER_NAME not in self.manifest.files:
-            raise BadInput("compiled without a tokenizer, so it takes token ids only", where=str(self.folder),
-                           fix=f"put {TOKENIZER_NAME} into the checkpoint folder and compile again")
+            raise BadInput(
+                "compiled without a tokenizer, so it takes token ids only",
+                where=str(self.folder),
+                fix=f"put {TOKENIZER_NAME} into the checkpoint folder and compile again",
+            )
         return Tokenizer.open(self.folder / TOKENIZER_NAME)
 
     def chat_encoder(self) -> ChatEncoder:

@@ -29,7 +29,11 @@ def examine(folder: Path) -> list[Check]:
     return [
         Check("python", None, platform.python_version()),
         Check("torch", None, torch.__version__),
-        Check("processor", None, f"{platform.machine()}, {os.cpu_count()} cores, {' '.join(features) or 'no vector units'}"),
+        Check(
+            "processor",
+            None,
+            f"{platform.machine()}, {os.cpu_count()} cores, {' '.join(features) or 'no vector units'}",
+        ),
         Check("memory", None, f"{memory / 1e9:.1f} GB"),
         Check("disk", None, f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free"),
         *_cards(),
@@ -46,5 +50,7 @@ def _cards() -> list[Check]:
     cards = []
     for i in range(torch.cuda.device_count()):
         p = torch.cuda.get_device_properties(i)
-        cards.append(Check(f"gpu {i}", None, f"{p.name}, SM{p.major}{p.minor}, {p.total_memory / 1e9:.1f} GB"))
+        cards.append(
+            Check(f"gpu {i}", None, f"{p.name}, SM{p.major}{p.minor}, {p.total_memory / 1e9:.1f} GB")
+        )
     return cards

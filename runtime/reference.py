@@ -54,15 +54,18 @@ class ReferenceModel:
         for i, row in enumerate(padded):
             grid[i, : len(row.tokens)] = torch.tensor(row.tokens, dtype=torch.int32)
         inputs = {
-            "tokens": grid, "pos": _vector(r.pos for r in padded),
-            "n_valid": _vector(len(r.tokens) for r in padded), "slot": _vector(r.slot for r in padded),
+            "tokens": grid,
+            "pos": _vector(r.pos for r in padded),
+            "n_valid": _vector(len(r.tokens) for r in padded),
+            "slot": _vector(r.slot for r in padded),
         }
         return self._interpreter(variant).run(inputs, self.state)["logits"][: len(rows)]
 
     def _choose(self, batch: int, tokens: int, context: int, all_positions: bool) -> Variant:
         """The cheapest variant that holds the step."""
         fitting = [
-            v for v in self._artifact.manifest.variants
+            v
+            for v in self._artifact.manifest.variants
             if v.batch >= batch and v.tokens >= tokens and v.all_positions == all_positions
         ]
         capacity = smallest_capacity(fitting, context)

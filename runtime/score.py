@@ -78,7 +78,8 @@ def score_texts(engine: Engine, texts: list[Text], advance: Callable[[int], None
         if len(ids) > engine.limits.max_context:
             raise BadInput(
                 f"{len(ids)} tokens do not fit the compiled maximum of {engine.limits.max_context}",
-                where=text.where, fix="split the text, or compile with a larger --max-context",
+                where=text.where,
+                fix="split the text, or compile with a larger --max-context",
             )
         encoded.append((text.kind, ids))
     totals: dict[str, KindScore] = {}
@@ -148,8 +149,11 @@ def score_cases(engine: Engine, cases: dict[str, Case], advance: Callable[[int],
     for name, case in cases.items():  # refuse all bad input before any work
         engine.check(case.ids, 0)
         if case.greedy and len(case.ids) + case.greedy - 1 > engine.limits.max_context:
-            raise BadInput(f"case {name}: {len(case.ids)} ids and {case.greedy} more do not fit the compiled "
-                           f"maximum of {engine.limits.max_context}", fix="compile with a larger --max-context")
+            raise BadInput(
+                f"case {name}: {len(case.ids)} ids and {case.greedy} more do not fit the compiled "
+                f"maximum of {engine.limits.max_context}",
+                fix="compile with a larger --max-context",
+            )
     found: dict[str, Tensor] = {}
     for name, case in cases.items():
         found[f"{name}.ids"] = torch.tensor(case.ids, dtype=torch.int32)

@@ -30,16 +30,22 @@ class Tokenizer:
         """Refuse a tokenizer with ids beyond the model's embedding table."""
         largest = max(self._inner.get_vocab(with_added_tokens=True).values())
         if largest >= size:
-            raise BadInput(f"holds token id {largest}, the model has {size}", where=self._where,
-                           fix="tokenizer and config.json do not belong together")
+            raise BadInput(
+                f"holds token id {largest}, the model has {size}",
+                where=self._where,
+                fix="tokenizer and config.json do not belong together",
+            )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; control tokens written out in it become their ids."""
         try:
             text.encode()
         except UnicodeEncodeError as e:
-            raise BadInput(f"the text is not valid Unicode: {e.reason} at character {e.start}", where="prompt",
-                           fix="give the text as UTF-8") from e
+            raise BadInput(
+                f"the text is not valid Unicode: {e.reason} at character {e.start}",
+                where="prompt",
+                fix="give the text as UTF-8",
+            ) from e
         return self._inner.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:

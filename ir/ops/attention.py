@@ -11,9 +11,21 @@ from rewright.ir.types import DType, ValueType
 
 
 @op()
-def sparse_attention(q: Tensor, kv: Tensor, window: Tensor, compressed: Tensor | None, indices: Tensor | None,
-                     sink: Tensor, pos: Tensor, n_valid: Tensor, slot: Tensor, *, ratio: int, capacity: int,
-                     scale: float) -> Tensor:
+def sparse_attention(
+    q: Tensor,
+    kv: Tensor,
+    window: Tensor,
+    compressed: Tensor | None,
+    indices: Tensor | None,
+    sink: Tensor,
+    pos: Tensor,
+    n_valid: Tensor,
+    slot: Tensor,
+    *,
+    ratio: int,
+    capacity: int,
+    scale: float,
+) -> Tensor:
     """Multi-query attention where one vector is key and value: q[B,T,H,d] -> [B,T,H,d].
 
     The query at position p sees the tokens p-W+1 .. p, of which those before the chunk come from
@@ -46,7 +58,9 @@ def sparse_attention(q: Tensor, kv: Tensor, window: Tensor, compressed: Tensor |
         if compressed is not None:
             entries = compressed[s, : (p + n) // ratio]
             chosen = None if indices is None else indices[b, :n]
-            wanted = torch.cat([wanted, _entries(entries.shape[0], chosen, p, n, ratio, table.shape[0])], dim=1)
+            wanted = torch.cat(
+                [wanted, _entries(entries.shape[0], chosen, p, n, ratio, table.shape[0])], dim=1
+            )
             table = torch.cat([table, entries])
         rows = max(1, _GATHER_ELEMENTS // (wanted.shape[1] * table.shape[1]))
         for first in range(0, n, rows):
@@ -93,17 +107,33 @@ def _attend(q: Tensor, table: Tensor, wanted: Tensor, sink: Tensor, scale: float
 
 
 @sparse_attention.infer
-def _(q: ValueType, kv: ValueType, window: ValueType, compressed: ValueType | None, indices: ValueType | None,
-      sink: ValueType, pos: ValueType, n_valid: ValueType, slot: ValueType, *, ratio: int, capacity: int,
-      scale: float) -> Types:
+def _(
+    q: ValueType,
+    kv: ValueType,
+    window: ValueType,
+    compressed: ValueType | None,
+    indices: ValueType | None,
+    sink: ValueType,
+    pos: ValueType,
+    n_valid: ValueType,
+    slot: ValueType,
+    *,
+    ratio: int,
+    capacity: int,
+    scale: float,
+) -> Types:
     require(len(q.shape) == 4 and q.dtype.is_float, f"q is {q}, not a float [B,T,H,d]")
     batch, tokens, heads, dim = q.shape
     require(kv == q.with_shape(batch, tokens, dim), f"kv {kv} does not fit q {q}")
     require(window.dtype is q.dtype and window.shape[2:] == (dim,), f"window {window} does not fit q {q}")
     require((compressed is None) == (ratio == 0), "compressed entries and a ratio go together")
     if compressed is not None:
-        require(compressed.dtype is q.dtype and compressed.shape[2:] == (dim,), f"entries {compressed}, q {q}")
-        require(capacity // ratio <= compressed.shape[1], f"entries {compressed} hold less than {capacity} tokens")
+        require(
+            compressed.dtype is q.dtype and compressed.shape[2:] == (dim,), f"entries {compressed}, q {q}"
+        )
+        require(
+            capacity // ratio <= compressed.shape[1], f"entries {compressed} hold less than {capacity} tokens"
+        )
     if indices is not None:
         require(compressed is not None, "indices without compressed entries")
         require(indices.dtype is DType.I32 and indices.shape[:2] == (batch, tokens), f"indices are {indices}")

@@ -43,8 +43,19 @@ def _(gen: Examples):
 
 
 @op(outputs=("", "count"))
-def compress(kv: Tensor, gate: Tensor, kv_ring: Tensor, gate_ring: Tensor, pos: Tensor, n_valid: Tensor,
-             slot: Tensor, *, ratio: int, overlap: bool, out: str) -> tuple[Tensor, Tensor]:
+def compress(
+    kv: Tensor,
+    gate: Tensor,
+    kv_ring: Tensor,
+    gate_ring: Tensor,
+    pos: Tensor,
+    n_valid: Tensor,
+    slot: Tensor,
+    *,
+    ratio: int,
+    overlap: bool,
+    out: str,
+) -> tuple[Tensor, Tensor]:
     """Softmax-pool the entries that a chunk finishes -> (out[B,C,c], i32[B] number finished).
 
     Entry i pools tokens ratio*i .. ratio*i + ratio - 1, each channel with its own softmax of the
@@ -94,8 +105,19 @@ def _overlapping(windows: Tensor, channels: int) -> Tensor:
 
 
 @compress.infer
-def _(kv: ValueType, gate: ValueType, kv_ring: ValueType, gate_ring: ValueType, pos: ValueType,
-      n_valid: ValueType, slot: ValueType, *, ratio: int, overlap: bool, out: str) -> Types:
+def _(
+    kv: ValueType,
+    gate: ValueType,
+    kv_ring: ValueType,
+    gate_ring: ValueType,
+    pos: ValueType,
+    n_valid: ValueType,
+    slot: ValueType,
+    *,
+    ratio: int,
+    overlap: bool,
+    out: str,
+) -> Types:
     require(kv == gate and kv.dtype is DType.F32 and len(kv.shape) == 3, f"kv {kv} and gate {gate} disagree")
     require(kv_ring == gate_ring and kv_ring.dtype is DType.F32, f"rings are {kv_ring} and {gate_ring}")
     batch, tokens, width = kv.shape

@@ -12,8 +12,9 @@ from rewright.ir.types import DType, ValueType, dtype_from_text
 
 
 @op()
-def expert_linear(x: Tensor, x_scale: Tensor | None, weight: Tensor, scale: Tensor | None, experts: Tensor,
-                  *, out: str) -> Tensor:
+def expert_linear(
+    x: Tensor, x_scale: Tensor | None, weight: Tensor, scale: Tensor | None, experts: Tensor, *, out: str
+) -> Tensor:
     """Each token's product with the matrices of its experts -> out[B,T,k,N].
 
     Args:
@@ -39,13 +40,22 @@ def expert_linear(x: Tensor, x_scale: Tensor | None, weight: Tensor, scale: Tens
 
 
 @expert_linear.infer
-def _(x: ValueType, x_scale: ValueType | None, weight: ValueType, scale: ValueType | None,
-      experts: ValueType, *, out: str) -> Types:
+def _(
+    x: ValueType,
+    x_scale: ValueType | None,
+    weight: ValueType,
+    scale: ValueType | None,
+    experts: ValueType,
+    *,
+    out: str,
+) -> Types:
     require_activation(x, x_scale)
     require_weight(weight, scale)
     require(experts.dtype is DType.I32 and len(experts.shape) == 3, f"experts is {experts}, not i32[B,T,k]")
     require(x.shape[:-1] in (experts.shape[:2], experts.shape), f"{x} and experts {experts} disagree")
-    require(len(weight.shape) == 3 and weight.shape[2] == x.shape[-1], f"{x} and weight {weight} disagree on K")
+    require(
+        len(weight.shape) == 3 and weight.shape[2] == x.shape[-1], f"{x} and weight {weight} disagree on K"
+    )
     return (ValueType(dtype_from_text(out), (*experts.shape, weight.shape[1])),)
 
 
@@ -72,7 +82,10 @@ def _(gen: Examples):
     fp8 = (gen.e4m3(5, 48, 128), gen.e8m0(5, 1, 1))
     yield (gen.e4m3(2, 3, 128), gen.e8m0(2, 3, 1), *fp8, experts), {"out": "bf16"}
     f32 = torch.float32
-    yield (gen.randn(2, 3, 16, dtype=f32), None, gen.randn(5, 8, 16, dtype=f32), None, experts), {"out": "f32"}
+    yield (
+        (gen.randn(2, 3, 16, dtype=f32), None, gen.randn(5, 8, 16, dtype=f32), None, experts),
+        {"out": "f32"},
+    )
 
 
 @op()

@@ -44,7 +44,9 @@ def hc_mix(streams: Tensor, fn: Tensor, *, eps: float) -> Tensor:
 
 def require_streams(streams: ValueType) -> None:
     """Refuse what is no float [B,T,n,D]."""
-    require(streams.dtype.is_float and len(streams.shape) == 4, f"streams are {streams}, not a float [B,T,n,D]")
+    require(
+        streams.dtype.is_float and len(streams.shape) == 4, f"streams are {streams}, not a float [B,T,n,D]"
+    )
 
 
 @hc_mix.infer
@@ -67,8 +69,9 @@ def _(gen: Examples):
 
 
 @op(outputs=("pre", "post", "comb"))
-def hc_split(mix: Tensor, scale: Tensor, base: Tensor, *, streams: int, iters: int, eps: float
-             ) -> tuple[Tensor, Tensor, Tensor]:
+def hc_split(
+    mix: Tensor, scale: Tensor, base: Tensor, *, streams: int, iters: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mixing logits -> coefficients, all fp32.
 
     pre = sigmoid(m * scale0 + base) + eps; post = 2 sigmoid(m * scale1 + base); comb is the n x n

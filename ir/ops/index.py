@@ -16,8 +16,18 @@ def visible_entries(pos: int, token: int, ratio: int) -> int:
 
 
 @op()
-def index_score(q: Tensor, weights: Tensor, keys: Tensor, pos: Tensor, n_valid: Tensor, slot: Tensor, *,
-                ratio: int, capacity: int, weight_scale: float) -> Tensor:
+def index_score(
+    q: Tensor,
+    weights: Tensor,
+    keys: Tensor,
+    pos: Tensor,
+    n_valid: Tensor,
+    slot: Tensor,
+    *,
+    ratio: int,
+    capacity: int,
+    weight_scale: float,
+) -> Tensor:
     """Relevance of every visible entry: [B,T,H,c], [B,T,H], keys[S,N,c] -> q's dtype [B,T,capacity/ratio].
 
     score_t = sum_h relu(q_h . k_t) * (weights_h * weight_scale). Each step is rounded to q's dtype
@@ -40,12 +50,24 @@ def index_score(q: Tensor, weights: Tensor, keys: Tensor, pos: Tensor, n_valid: 
 
 
 @index_score.infer
-def _(q: ValueType, weights: ValueType, keys: ValueType, pos: ValueType, n_valid: ValueType, slot: ValueType, *,
-      ratio: int, capacity: int, weight_scale: float) -> Types:
+def _(
+    q: ValueType,
+    weights: ValueType,
+    keys: ValueType,
+    pos: ValueType,
+    n_valid: ValueType,
+    slot: ValueType,
+    *,
+    ratio: int,
+    capacity: int,
+    weight_scale: float,
+) -> Types:
     require(q.dtype.is_float and len(q.shape) == 4, f"q is {q}, not a float [B,T,H,c]")
     require(weights == q.with_shape(*q.shape[:3]), f"q {q} and weights {weights} disagree")
     require(keys.dtype is q.dtype and keys.shape[2:] == q.shape[3:], f"q {q} and keys {keys} disagree")
-    require(capacity % ratio == 0 and capacity // ratio <= keys.shape[1], f"keys {keys} hold less than {capacity}")
+    require(
+        capacity % ratio == 0 and capacity // ratio <= keys.shape[1], f"keys {keys} hold less than {capacity}"
+    )
     require_batch(q.shape[0], pos, n_valid, slot)
     return (q.with_shape(*q.shape[:2], capacity // ratio),)
 

@@ -20,7 +20,9 @@ def reshape(x: Tensor, *, tail: list[int], keep: int = 2) -> Tensor:
 def _(x: ValueType, *, tail: list[int], keep: int = 2) -> Types:
     require(x.dtype.per_element == 1, f"{x} is packed")
     require(len(x.shape) >= keep, f"{x} has not {keep} axes to keep")
-    require(math.prod(tail) == math.prod(x.shape[keep:]), f"{x} beyond axis {keep} has not the elements of {tail}")
+    require(
+        math.prod(tail) == math.prod(x.shape[keep:]), f"{x} beyond axis {keep} has not the elements of {tail}"
+    )
     return (x.with_shape(*x.shape[:keep], *tail),)
 
 

@@ -64,10 +64,14 @@ def linear(x: Tensor, x_scale: Tensor | None, weight: Tensor, scale: Tensor | No
 
 
 @linear.infer
-def _(x: ValueType, x_scale: ValueType | None, weight: ValueType, scale: ValueType | None, *, out: str) -> Types:
+def _(
+    x: ValueType, x_scale: ValueType | None, weight: ValueType, scale: ValueType | None, *, out: str
+) -> Types:
     require_activation(x, x_scale)
     require_weight(weight, scale)
-    require(len(weight.shape) == 2 and weight.shape[1] == x.shape[-1], f"{x} and weight {weight} disagree on K")
+    require(
+        len(weight.shape) == 2 and weight.shape[1] == x.shape[-1], f"{x} and weight {weight} disagree on K"
+    )
     return (ValueType(dtype_from_text(out), (*x.shape[:-1], weight.shape[0])),)
 
 

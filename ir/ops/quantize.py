@@ -53,8 +53,9 @@ def _(gen: Examples):
 
 
 @op()
-def dequantize(codes: Tensor, scale: Tensor, base: Tensor | None, *, block: int, out: str,
-               dims: list[int] | None = None) -> Tensor:
+def dequantize(
+    codes: Tensor, scale: Tensor, base: Tensor | None, *, block: int, out: str, dims: list[int] | None = None
+) -> Tensor:
     """Inverse of `quantize`: (codes[...,K'], scale[...,K'/block], base[...,K]) -> out[...,K].
 
     Args:
@@ -72,8 +73,15 @@ def dequantize(codes: Tensor, scale: Tensor, base: Tensor | None, *, block: int,
 
 
 @dequantize.infer
-def _(codes: ValueType, scale: ValueType, base: ValueType | None, *, block: int, out: str,
-      dims: list[int] | None = None) -> Types:
+def _(
+    codes: ValueType,
+    scale: ValueType,
+    base: ValueType | None,
+    *,
+    block: int,
+    out: str,
+    dims: list[int] | None = None,
+) -> Types:
     require(codes.dtype in _CODES.values(), f"codes are {codes}")
     blocks = (*codes.shape[:-1], codes.shape[-1] // block)
     require(scale.dtype in (DType.E8M0, DType.F32), f"scale is {scale}")

@@ -11,7 +11,9 @@ from rewright.ir.types import DType, ValueType
 
 
 @op()
-def rope(x: Tensor, cos: Tensor, sin: Tensor, pos: Tensor, *, stride: int = 1, inverse: bool = False) -> Tensor:
+def rope(
+    x: Tensor, cos: Tensor, sin: Tensor, pos: Tensor, *, stride: int = 1, inverse: bool = False
+) -> Tensor:
     """Rotate the trailing 2R dims of [B,T,...,d]: adjacent pairs (x[2i], x[2i+1]), fp32, rounded once.
 
     Args:
@@ -36,9 +38,11 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, pos: Tensor, *, stride: int = 1, i
 
 
 @rope.infer
-def _(x: ValueType, cos: ValueType, sin: ValueType, pos: ValueType, *, stride: int = 1, inverse: bool = False
-      ) -> Types:
-    require(x.dtype.is_float and len(x.shape) >= 3, f"{x} is not a float [B,T,..,d]")
+def _(
+    x: ValueType, cos: ValueType, sin: ValueType, pos: ValueType, *, stride: int = 1, inverse: bool = False
+) -> Types:
+    rank = len(x.shape)
+    require(x.dtype.is_float and rank >= 3, f"{x} is not a float [B,T,..,d]")
     require(cos == sin and cos.dtype is DType.F32 and len(cos.shape) == 2, f"tables are {cos} and {sin}")
     require(2 * cos.shape[1] <= x.shape[-1], f"tables {cos} turn more than the last axis of {x}")
     require_batch(x.shape[0], pos)

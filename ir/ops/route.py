@@ -25,8 +25,9 @@ def route(logits: Tensor, bias: Tensor, n_valid: Tensor, *, k: int, scale: float
 
 
 @op(outputs=("experts", "weights"))
-def route_hash(logits: Tensor, table: Tensor, tokens: Tensor, n_valid: Tensor, *, scale: float
-               ) -> tuple[Tensor, Tensor]:
+def route_hash(
+    logits: Tensor, table: Tensor, tokens: Tensor, n_valid: Tensor, *, scale: float
+) -> tuple[Tensor, Tensor]:
     """Experts by token id: f32[B,T,E], int[V,k], i32[B,T], i32[B] -> (i32[B,T,k], f32[B,T,k]).
 
     The table names the experts; weights as in `route`.
@@ -50,7 +51,9 @@ def _routed(logits: ValueType, k: int) -> Types:
 @route.infer
 def _(logits: ValueType, bias: ValueType, n_valid: ValueType, *, k: int, scale: float) -> Types:
     require(logits.dtype is DType.F32 and len(logits.shape) == 3, f"logits are {logits}, not f32[B,T,E]")
-    require(bias.dtype.is_float and bias.shape == logits.shape[2:], f"logits {logits} and bias {bias} disagree")
+    require(
+        bias.dtype.is_float and bias.shape == logits.shape[2:], f"logits {logits} and bias {bias} disagree"
+    )
     require(0 < k <= logits.shape[2], f"k = {k} of {logits.shape[2]} experts")
     require_batch(logits.shape[0], n_valid)
     return _routed(logits, k)

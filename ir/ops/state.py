@@ -31,7 +31,9 @@ def ring_write(ring: Tensor, rows: Tensor, pos: Tensor, n_valid: Tensor, slot: T
 @ring_write.infer
 def _(ring: ValueType, rows: ValueType, pos: ValueType, n_valid: ValueType, slot: ValueType) -> Types:
     require(len(ring.shape) == 3 and len(rows.shape) == 3, f"ring {ring} or rows {rows} has not three axes")
-    require(ring.dtype is rows.dtype and ring.shape[2] == rows.shape[2], f"ring {ring} cannot hold rows {rows}")
+    require(
+        ring.dtype is rows.dtype and ring.shape[2] == rows.shape[2], f"ring {ring} cannot hold rows {rows}"
+    )
     require_batch(rows.shape[0], pos, n_valid, slot)
     return (ring,)
 
@@ -60,7 +62,9 @@ def _(gen: Examples):
 
 
 @op(updates="cache")
-def entry_write(cache: Tensor, entries: Tensor, count: Tensor, pos: Tensor, slot: Tensor, *, ratio: int) -> Tensor:
+def entry_write(
+    cache: Tensor, entries: Tensor, count: Tensor, pos: Tensor, slot: Tensor, *, ratio: int
+) -> Tensor:
     """Append a chunk's finished compressed entries to their cache.
 
     cache[S,N/ratio,c], entries[B,C,c], count/pos/slot i32[B] -> cache. Candidate j of batch b is
@@ -73,8 +77,9 @@ def entry_write(cache: Tensor, entries: Tensor, count: Tensor, pos: Tensor, slot
 
 
 @entry_write.infer
-def _(cache: ValueType, entries: ValueType, count: ValueType, pos: ValueType, slot: ValueType, *, ratio: int
-      ) -> Types:
+def _(
+    cache: ValueType, entries: ValueType, count: ValueType, pos: ValueType, slot: ValueType, *, ratio: int
+) -> Types:
     require(len(cache.shape) == 3 and len(entries.shape) == 3, f"cache {cache} or entries {entries}")
     fits = cache.dtype is entries.dtype and cache.shape[2] == entries.shape[2]
     require(fits, f"cache {cache} cannot hold entries {entries}")

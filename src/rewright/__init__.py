@@ -1,8 +1,8 @@
 """Rewright compiles DeepSeek-V4 ahead of time for GPUs without FP8 and FP4 tensor cores.
 
-    import rewright
-    rewright.compile_model("examples/tiny-v4", "out")
-    engine = rewright.load("out")
+import rewright
+rewright.compile_model("examples/tiny-v4", "out")
+engine = rewright.load("out")
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rewright.compiler import compile_model
     from rewright.runtime.engine import Engine
 
 __version__ = "0.1.0"

@@ -42,8 +42,14 @@ def _silent(what: str, done: int, total: int) -> None:
     pass
 
 
-def compile_model(checkpoint: str | Path, out: str | Path, options: CompileOptions | None = None, *,
-                  force: bool = False, progress: Progress = _silent) -> list[str]:
+def compile_model(
+    checkpoint: str | Path,
+    out: str | Path,
+    options: CompileOptions | None = None,
+    *,
+    force: bool = False,
+    progress: Progress = _silent,
+) -> list[str]:
     """Compile a checkpoint folder into the artifact `out`.
 
     Args:
@@ -65,7 +71,10 @@ def compile_model(checkpoint: str | Path, out: str | Path, options: CompileOptio
     if not checkpoint.is_dir():
         raise BadInput("no such folder", where=str(checkpoint), fix="name a checkpoint folder")
     source = ModelSource.open(
-        checkpoint, options.numerics, max_context=options.max_context, max_batch=options.max_batch,
+        checkpoint,
+        options.numerics,
+        max_context=options.max_context,
+        max_batch=options.max_batch,
         chunk=options.chunk,
     )
     notes = list(source.notes)
@@ -85,10 +94,14 @@ def compile_model(checkpoint: str | Path, out: str | Path, options: CompileOptio
         tensors, shards = write_shards(folder, types, source.weights(), advance)
         assert source.checkpoint is not None
         manifest = Manifest(
-            model=source.config.to_dict(), fingerprint=source.checkpoint.fingerprint(), target="reference",
-            numerics=options.numerics.value, limits=source.limits,
+            model=source.config.to_dict(),
+            fingerprint=source.checkpoint.fingerprint(),
+            target="reference",
+            numerics=options.numerics.value,
+            limits=source.limits,
             variants={v: _graph_path(v.name) for v in source.variants()},
-            tensors=tensors, files=files | shards,
+            tensors=tensors,
+            files=files | shards,
         )
         write_text(folder, MANIFEST_NAME, manifest.to_text())
     return notes
@@ -108,7 +121,9 @@ def _trace_all(source: ModelSource, progress: Progress) -> dict[str, str]:
     return texts
 
 
-def _copy_text_files(checkpoint: Path, folder: Path, source: ModelSource, notes: list[str]) -> dict[str, FileEntry]:
+def _copy_text_files(
+    checkpoint: Path, folder: Path, source: ModelSource, notes: list[str]
+) -> dict[str, FileEntry]:
     """Tokenizer, generation defaults and chat constants, as far as the checkpoint has them."""
     files: dict[str, FileEntry] = {}
     tokenizer = checkpoint / TOKENIZER_NAME

@@ -65,10 +65,14 @@ def load_graph(spec: GraphSpec) -> tuple[Graph, list[str]]:
         BadInput: the path cannot be used.
     """
     if spec.stage not in STAGES:
-        raise UsageError(f"there is no stage {spec.stage}", where=str(spec.path), fix=f"stages: {', '.join(STAGES)}")
+        raise UsageError(
+            f"there is no stage {spec.stage}", where=str(spec.path), fix=f"stages: {', '.join(STAGES)}"
+        )
     if spec.stage not in AVAILABLE_STAGES:
         available = ", ".join(AVAILABLE_STAGES)
-        raise UsageError(f"this version makes no stage {spec.stage}", where=str(spec.path), fix=f"stages: {available}")
+        raise UsageError(
+            f"this version makes no stage {spec.stage}", where=str(spec.path), fix=f"stages: {available}"
+        )
     if not spec.path.exists():
         raise BadInput("no such file or folder", where=str(spec.path), fix="check the path")
     if (spec.path / MANIFEST_NAME).is_file():
@@ -79,15 +83,20 @@ def load_graph(spec: GraphSpec) -> tuple[Graph, list[str]]:
 def _from_artifact(spec: GraphSpec) -> Graph:
     artifact = Artifact.open(spec.path)
     if fixed := [o for o in _COMPILE_OPTIONS if o in spec.options]:
-        raise UsageError(f"{', '.join(fixed)} cannot change in a compiled model", where=str(spec.path),
-                         fix="name the checkpoint it was compiled from")
+        raise UsageError(
+            f"{', '.join(fixed)} cannot change in a compiled model",
+            where=str(spec.path),
+            fix="name the checkpoint it was compiled from",
+        )
     return artifact.graph(_choose(list(artifact.manifest.variants), spec))
 
 
 def _from_source(spec: GraphSpec) -> tuple[Graph, list[str]]:
     source = ModelSource.open(
-        spec.path, parse_numerics(spec.options.get("numerics", "faithful")),
-        max_context=_number(spec, "max-context", 4096), max_batch=_number(spec, "max-batch", 1),
+        spec.path,
+        parse_numerics(spec.options.get("numerics", "faithful")),
+        max_context=_number(spec, "max-context", 4096),
+        max_batch=_number(spec, "max-batch", 1),
         chunk=_number(spec, "chunk", 128),
     )
     return source.graph(_choose(source.variants(), spec)), source.notes
@@ -97,12 +106,17 @@ def _choose(variants: list[Variant], spec: GraphSpec) -> Variant:
     """The variant of the wanted kind and batch with the largest capacity."""
     kind, batch = spec.options.get("variant", "decode"), _number(spec, "batch", 1)
     if kind not in KINDS:
-        raise UsageError(f"there is no variant {kind}", where=str(spec.path), fix=f"variants: {', '.join(KINDS)}")
+        raise UsageError(
+            f"there is no variant {kind}", where=str(spec.path), fix=f"variants: {', '.join(KINDS)}"
+        )
     found = [v for v in variants if v.kind == kind and v.batch == batch]
     if not found:
         batches = sorted({v.batch for v in variants if v.kind == kind})
-        raise UsageError(f"there is no {kind} variant for batch {batch}", where=str(spec.path),
-                         fix=f"batches: {', '.join(map(str, batches)) or 'none'}; see --max-batch and --chunk")
+        raise UsageError(
+            f"there is no {kind} variant for batch {batch}",
+            where=str(spec.path),
+            fix=f"batches: {', '.join(map(str, batches)) or 'none'}; see --max-batch and --chunk",
+        )
     return max(found, key=lambda v: v.capacity)
 
 
