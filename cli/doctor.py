@@ -12,7 +12,10 @@ from rewright.cli import output
 
 
 def doctor(json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what this machine and this install can do, and what is missing."""
+    """Say what this machine and this install can do, and what is missing.
+
+    Example: rewright doctor --json
+    """
     from rewright import __version__
     from rewright.runtime.machine import Check, examine
 

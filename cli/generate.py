@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,11 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="Compiled model.")]
 _MODES = "-p TEXT, --chat TEXT or --messages FILE"
 
 
+class Effort(StrEnum):
+    high = "high"
+    max = "max"
+
+
 def generate(
     out: Out,
     prompt: Annotated[
@@ -34,7 +40,7 @@ def generate(
         ),
     ] = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model reason first.")] = False,
-    effort: Annotated[str | None, typer.Option(help="Reasoning effort with --thinking: high or max.")] = None,
+    effort: Annotated[Effort | None, typer.Option(help="Reasoning effort, with --thinking.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest completion in tokens.")] = 256,
     temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Probability mass to draw from.")] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -64,8 +65,16 @@ def _run(application: typer.Typer, name: str) -> NoReturn:
     arguments = [a for a in sys.argv[1:] if a != "--traceback"]
     show_trace = len(arguments) < len(sys.argv) - 1
     command = typer.main.get_command(application)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text in any encoding
+    if f"_{name.upper()}_COMPLETE" in os.environ:
+        command.main(prog_name=name)  # the shell asks for completions
     try:
-        code = command.main(arguments, prog_name=name, standalone_mode=False)
+        # Not `command.main`: it takes a closed pipe for an error and Ctrl-C for an exit.
+        with command.make_context(name, arguments) as context:
+            code = command.invoke(context)
+    except typer.Exit as e:
+        code = e.exit_code
     except _ClickException as e:
         e.show(sys.stderr)
         code = e.exit_code

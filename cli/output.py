@@ -17,7 +17,7 @@ _stderr = Console(stderr=True, highlight=False)
 
 def note(text: str) -> None:
     """Say something to the user that is no result."""
-    _stderr.print(text, markup=False, style="dim")
+    _stderr.print(text, markup=False, style="dim", soft_wrap=True)
 
 
 def notes(texts: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,12 +52,12 @@ def score(
 
 
 def _score_text(engine: Engine, path: Path, as_json: bool) -> None:
-    from rewright.runtime.score import load_texts, score_texts
+    from rewright.runtime.score import TOTAL, load_texts, score_texts
 
     texts = load_texts(path)
     with output.ProgressBar() as bar:
         totals = score_texts(engine, texts, bar.counter("scoring", len(texts)))
-    totals["all"] = _sum(totals.values())
+    totals[TOTAL] = _sum(totals.values())
     if as_json:
         output.result(
             json.dumps(
@@ -104,5 +105,7 @@ def _score_ids(engine: Engine, path: Path, out: Path) -> None:
         partial.write_bytes(save(found))
         os.replace(partial, out)
     except OSError as e:
+        with suppress(OSError):
+            partial.unlink()
         raise MachineError(f"cannot be written ({e.strerror})", where=str(out)) from e
     output.result(str(out))

@@ -27,12 +27,12 @@ def new_artifact(out: Path, *, force: bool, needed_bytes: int) -> Iterator[Path]
         UsageError: `out` exists and `force` is not set, or is something else than a compiled model.
         MachineError: too little disk space, or a folder that cannot be written.
     """
-    out = out.absolute()
+    out = out.resolve()  # a link to a compiled model stays a link
     check_replaceable(out, force=force)
     partial, old = out.with_name(out.name + ".partial"), out.with_name(out.name + ".old")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in (partial, old):
+        for leftover in (partial, old):  # of a run that was killed
             if leftover.exists():
                 shutil.rmtree(leftover)
         free = shutil.disk_usage(out.parent).free
@@ -52,14 +52,15 @@ def new_artifact(out: Path, *, force: bool, needed_bytes: int) -> Iterator[Path]
         if out.exists():
             os.rename(out, old)
         os.rename(partial, out)
-    except OSError as e:
+    except BaseException as e:
+        if old.exists() and not out.exists():
+            os.rename(old, out)
         shutil.rmtree(partial, ignore_errors=True)
+        if not isinstance(e, OSError):
+            raise
         raise MachineError(
             f"writing failed ({e.strerror})", where=str(e.filename or out), fix="check space and permissions"
         ) from e
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     shutil.rmtree(old, ignore_errors=True)
 
 

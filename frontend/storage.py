@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from rewright.frontend.checkpoint import Checkpoint
 from rewright.frontend.config import ModelConfig
 from rewright.frontend.numerics import Numerics
-from rewright.frontend.quant_formats import StoredWeight, resolve_weight
+from rewright.frontend.quant_formats import SCALE_SUFFIXES, StoredWeight, resolve_weight
 from rewright.ir.errors import BadInput, ProblemList
 from rewright.ir.types import DType, ValueType
 
@@ -87,9 +87,10 @@ class CheckpointSource:
         self.used: set[str] = set()
 
     def matrix(self, base: str, rows: int, cols: int) -> tuple[Format, Part]:
+        # Before it may be refused: a tensor that is refused is not left over as well.
+        self.used |= self._tensors.keys() & {base + suffix for suffix in (".weight", *SCALE_SUFFIXES)}
         stored: StoredWeight = resolve_weight(self._tensors, base, rows, cols)
         scale = stored.scale.name if stored.scale is not None else None
-        self.used |= {stored.weight.name} | ({scale} if scale else set())
         return Format(stored.dtype, stored.scale_dtype), Part(stored.weight.name, scale)
 
     def tensor(self, name: str, shape: tuple[int, ...], release: DType) -> tuple[DType, Part]:
@@ -123,35 +124,29 @@ class Storage:
 
     def matrix(self, base: str, rows: int, cols: int) -> Format:
         """A weight [rows, cols] called `base.weight`, in any stored format."""
-        return self._bind(base, (rows, cols), lambda: [self._source.matrix(base, rows, cols)])
+        return self._bind(base, (rows, cols), [base])
 
     def experts(self, base: str, count: int, name: str, rows: int, cols: int) -> Format:
         """The virtual weight [count, rows, cols] of projection `name` of all experts under `base`."""
         sources = [f"{base}.{e}.{name}" for e in range(count)]
-        return self._bind(
-            f"{base}.{name}",
-            (count, rows, cols),
-            lambda: [self._source.matrix(s, rows, cols) for s in sources],
-        )
+        return self._bind(f"{base}.{name}", (count, rows, cols), sources)
 
     def tensor(self, name: str, shape: tuple[int, ...], release: DType) -> ValueType:
         """A tensor without scale: a float where `release` is one, else an integer table."""
-        answers = self._try(lambda: [self._source.tensor(name, shape, release)])
-        dtype, part = answers[0] if answers else (release, Part(name))
+        answer = self._try(lambda: self._source.tensor(name, shape, release))
+        dtype, part = answer or (release, Part(name))
         wide = DType.F32 if self._widen and dtype.is_float else dtype
         self.bindings[name] = Binding(ValueType(wide, shape), (part,))
         return self.bindings[name].type
 
-    def _bind(
-        self, base: str, shape: tuple[int, ...], resolve: Callable[[], list[tuple[Format, Part]]]
-    ) -> Format:
-        answers = self._try(resolve)
+    def _bind(self, base: str, shape: tuple[int, ...], sources: list[str]) -> Format:
+        rows, cols = shape[-2:]
+        found = [self._try(lambda s=s: self._source.matrix(s, rows, cols)) for s in sources]
+        answers = [answer for answer in found if answer is not None]
         formats = {f for f, _ in answers}
         if len(formats) > 1:
-            found = ", ".join(
-                sorted(f"{f.weight.text} with {f.scale.text if f.scale else 'no'} scale" for f in formats)
-            )
-            self.problems.append(f"{base}: experts are stored in different formats: {found}")
+            texts = sorted(f"{f.weight.text} with {f.scale.text if f.scale else 'no'} scale" for f in formats)
+            self.problems.append(f"{base}: experts are stored in different formats: {', '.join(texts)}")
         stored = answers[0][0] if answers else Format(DType.F32, None)
         parts = [p for _, p in answers]
         if self._widen:
@@ -171,14 +166,14 @@ class Storage:
         scale_type = ValueType(stored.scale, scale_shape(stored.weight, shape))
         self.bindings[f"{base}.scale"] = Binding(scale_type, scale_parts)
 
-    def _try(self, resolve: Callable[[], list[T]]) -> list[T]:
+    def _try(self, resolve: Callable[[], T]) -> T | None:
         """Resolve a request; a refusal is noted, so that all of them are reported together."""
         try:
             return resolve()
         except BadInput as e:
             text = str(e).replace("\n  -> ", "; ")
             self.problems.append(text)
-            return []
+            return None
 
     def check(self, where: str) -> None:
         """`ProblemList` of every parameter that could not be bound and every tensor left over."""

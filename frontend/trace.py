@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.fx import Node
 
 from rewright.frontend.layers import Step
 from rewright.frontend.model import Model
+from rewright.ir import op as op_module
 from rewright.ir.errors import BadInput, RewrightError
 from rewright.ir.graph import Graph, result_names
 from rewright.ir.names import join
@@ -91,6 +93,7 @@ class _Tracer(torch.fx.Tracer):
         node = super().create_node(*args, **kwargs)
         path = self.scope.module_path
         node.meta["path"], node.meta["module"] = path, self._headings.get(path, "")
+        node.meta["line"] = _calling_line()
         return node
 
 
@@ -141,7 +144,7 @@ def _to_graph(recorded: torch.fx.Graph, tracer: _Tracer, model: Model, variant: 
         else:
             raise ModelCodeError(
                 f"{node.format_node()} is not a call of a graph op on values",
-                where=f"module {node.meta['path'] or '(root)'}",
+                where=node.meta["line"],
                 fix="call rewright.ir.ops only",
             )
     return graph
@@ -157,13 +160,22 @@ def _nodes_in(values: Iterable[Any]) -> bool:
 
 
 def _model_line(error: BaseException) -> str:
-    """File and line of the innermost frame that is neither torch nor this tracer."""
-    torch_folder = str(Path(torch.__file__).parent)
-    ours = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if not f.filename.startswith(torch_folder)
-        and f.filename != __file__
-        and Path(f.filename).name != "op.py"
-    ]
+    """File and line of the innermost frame of an error that belongs to a model's code."""
+    ours = [f for f in traceback.extract_tb(error.__traceback__) if _is_model_code(f.filename)]
     return f"{ours[-1].filename}:{ours[-1].lineno}" if ours else "the model"
+
+
+def _calling_line() -> str:
+    """File and line of a model's code that is being executed."""
+    frame = sys._getframe(1)
+    while frame is not None and not _is_model_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "the model"
+
+
+_TORCH_FOLDER = str(Path(torch.__file__).parent)
+
+
+def _is_model_code(file: str) -> bool:
+    """Whether a frame's file is neither torch nor part of the tracer."""
+    return not file.startswith(_TORCH_FOLDER) and file not in (__file__, op_module.__file__)

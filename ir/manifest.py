@@ -78,25 +78,66 @@ def parse_manifest(text: str, where: str) -> Manifest:
     again = "compile the model again with this version of Rewright"
     try:
         value = json.loads(text)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise BadInput(f"not valid JSON ({e})", where=where, fix=again) from e
     version = value.get("format") if isinstance(value, dict) else None
     if version != FORMAT:
         raise BadInput(f"artifact format {version!r}; this Rewright reads {FORMAT}", where=where, fix=again)
-    try:
-        options = value["options"]
-        return Manifest(
-            model=value["model"],
-            fingerprint=value["checkpoint"]["fingerprint"],
-            target=value["target"],
-            numerics=options["numerics"],
-            limits=Limits(options["max_context"], options["max_batch"], options["chunk"]),
-            variants={
-                Variant(v["tokens"], v["batch"], v["capacity"], v["all_positions"]): v["graph"]
-                for v in value["variants"]
-            },
-            tensors=value["tensors"],
-            files={name: FileEntry(f["bytes"], f["sha256"]) for name, f in value["files"].items()},
-        )
-    except (KeyError, TypeError, AttributeError) as e:
-        raise BadInput(f"a field is missing or of the wrong kind ({e})", where=where, fix=again) from e
+    problem = _mismatch(value, _SHAPE, "the manifest") or _dangling(value)
+    if problem:
+        raise BadInput(problem, where=where, fix=again)
+    options = value["options"]
+    return Manifest(
+        model=value["model"],
+        fingerprint=value["checkpoint"]["fingerprint"],
+        target=value["target"],
+        numerics=options["numerics"],
+        limits=Limits(options["max_context"], options["max_batch"], options["chunk"]),
+        variants={
+            Variant(v["tokens"], v["batch"], v["capacity"], v["all_positions"]): v["graph"]
+            for v in value["variants"]
+        },
+        tensors=value["tensors"],
+        files={name: FileEntry(f["bytes"], f["sha256"]) for name, f in value["files"].items()},
+    )
+
+
+_KINDS = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "true or false"}
+
+# A kind; a list of one shape; the shapes of known keys, "*" standing for every other one.
+_SHAPE: dict[str, Any] = {
+    "model": {"vocab_size": int, "bos_token_id": int, "eos_token_id": int},
+    "checkpoint": {"fingerprint": str},
+    "target": str,
+    "options": {"numerics": str, "max_context": int, "max_batch": int, "chunk": int},
+    "variants": [{"tokens": int, "batch": int, "capacity": int, "all_positions": bool, "graph": str}],
+    "tensors": {"*": str},
+    "files": {"*": {"bytes": int, "sha256": str}},
+}
+
+
+def _mismatch(value: Any, shape: Any, at: str) -> str | None:
+    """The first place where a JSON value does not have a shape."""
+    kind = shape if isinstance(shape, type) else type(shape)
+    if type(value) is not kind:
+        return f"{at} is not {_KINDS[kind]}"
+    if kind is int and value < 0:
+        return f"{at} is negative"
+    parts: list[tuple[Any, Any, str]] = []
+    if isinstance(shape, list):
+        parts = [(v, shape[0], f"{at}[{i}]") for i, v in enumerate(value)]
+    elif isinstance(shape, dict) and "*" in shape:
+        parts = [(v, shape["*"], f"{at}: {key}") for key, v in value.items()]
+    elif isinstance(shape, dict):
+        if missing := [key for key in shape if key not in value]:
+            return f"{at} has no {missing[0]}"
+        parts = [(value[key], s, f"{at}: {key}") for key, s in shape.items()]
+    return next((problem for part in parts if (problem := _mismatch(*part))), None)
+
+
+def _dangling(value: dict[str, Any]) -> str | None:
+    """A graph or a shard that is not among the files."""
+    if not value["variants"]:
+        return "it lists no variant"
+    named = [v["graph"] for v in value["variants"]] + list(value["tensors"].values())
+    return next((f"{name} is not among its files" for name in named if name not in value["files"]), None)

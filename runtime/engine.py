@@ -78,16 +78,17 @@ class Engine:
         size = self.limits.chunk
         return [ids[i : i + size] for i in range(0, len(ids), size)]
 
-    def check(self, ids: Sequence[int], start: int) -> None:
+    def check(self, ids: Sequence[int], start: int, where: str = "prompt") -> None:
         """Refuse token ids outside the vocabulary, and more tokens than the compiled context."""
         wrong = [i for i in ids if not 0 <= i < self.vocab_size]
         if wrong:
             raise BadInput(
-                f"token id {wrong[0]} is not below the vocabulary size {self.vocab_size}", where="tokens"
+                f"token id {wrong[0]} is not from 0 to {self.vocab_size - 1}, the model's vocabulary",
+                where=where,
             )
         if start + len(ids) > self.limits.max_context:
             raise BadInput(
                 f"{start + len(ids)} tokens do not fit the compiled maximum of {self.limits.max_context}",
-                where="prompt",
+                where=where,
                 fix="shorten it, or compile with a larger --max-context",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rewright.ir.manifest import (
     GENERATION_NAME,
     MANIFEST_NAME,
     TOKENIZER_NAME,
+    FileEntry,
     Manifest,
     parse_manifest,
 )
@@ -25,6 +27,9 @@ from rewright.ir.parser import parse
 from rewright.ir.variant import Variant
 from rewright.runtime.chat import ChatEncoder
 from rewright.runtime.tokenizer import Tokenizer
+
+TARGET = "reference"
+"""What this version can execute: the interpreter over op references."""
 
 _AGAIN = "compile the model again"
 
@@ -58,27 +63,28 @@ class Artifact:
                 where=str(folder),
                 fix="make one with: compile-model CHECKPOINT -o OUT",
             )
-        manifest = parse_manifest(path.read_text(), str(path))
-        problems = []
-        for name, entry in manifest.files.items():
-            file = folder / name
-            if not file.is_file():
-                problems.append(f"{name} is missing")
-            elif file.stat().st_size != entry.bytes:
-                problems.append(f"{name} has {file.stat().st_size} bytes instead of {entry.bytes}")
-            elif not name.endswith(".safetensors") and _sha256(file) != entry.sha256:
-                problems.append(f"{name} was changed after it was compiled")
-        if problems:
+        try:
+            manifest = parse_manifest(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as e:
+            raise BadInput(f"cannot be read ({e})", where=str(path), fix=_AGAIN) from e
+        if manifest.target != TARGET:
+            raise BadInput(
+                f"compiled for the target {manifest.target!r}; this Rewright runs {TARGET!r}",
+                where=str(path),
+                fix=_AGAIN,
+            )
+        found = [_damage(folder / name, name, entry) for name, entry in manifest.files.items()]
+        if problems := [problem for problem in found if problem]:
             raise ProblemList("the compiled model is damaged", problems, where=str(folder), fix=_AGAIN)
         return cls(folder, manifest)
 
     def graph(self, variant: Variant) -> Graph:
         """The graph of a variant."""
         path = self.folder / self.manifest.variants[variant]
-        return parse(path.read_text(), str(path))
+        return parse(path.read_text(encoding="utf-8"), str(path))
 
     def weights(self) -> dict[str, Tensor]:
-        """Every weight and constant by name, mapped from the shards."""
+        """Every weight and constant by name, mapped from the shards; `BadInput` if one is not there."""
         weights: dict[str, Tensor] = {}
         for shard in sorted(set(self.manifest.tensors.values())):
             try:
@@ -86,6 +92,8 @@ class Artifact:
                     weights |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             except (OSError, SafetensorError) as e:
                 raise BadInput(f"cannot be read ({e})", where=str(self.folder / shard), fix=_AGAIN) from e
+        if missing := sorted(self.manifest.tensors.keys() - weights.keys()):
+            raise ProblemList("weights are in no shard", missing, where=str(self.folder), fix=_AGAIN)
         return weights
 
     def tokenizer(self) -> Tokenizer:
@@ -102,20 +110,24 @@ class Artifact:
         """The chat encoding, with the constants that the checkpoint brought."""
         if CHAT_NAME not in self.manifest.files:
             return ChatEncoder(None)
-        return ChatEncoder(json.loads((self.folder / CHAT_NAME).read_text()))
+        return ChatEncoder(json.loads((self.folder / CHAT_NAME).read_text(encoding="utf-8")))
 
     def generation_defaults(self) -> dict[str, Any]:
-        """Contents of the checkpoint's generation_config.json, empty if it had none."""
+        """What the checkpoint's generation_config.json sets; empty if it had none."""
         if GENERATION_NAME not in self.manifest.files:
             return {}
         path = self.folder / GENERATION_NAME
         try:
-            value = json.loads(path.read_text())
-        except ValueError as e:
-            raise BadInput(f"not valid JSON ({e})", where=str(path)) from e
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as e:
+            raise BadInput(f"not valid JSON ({e})", where=str(path), fix=_GENERATION_FIX) from e
         if not isinstance(value, dict):
-            raise BadInput("not a JSON object", where=str(path))
-        return value
+            raise BadInput("not a JSON object", where=str(path), fix=_GENERATION_FIX)
+        given = {key: v for key, v in value.items() if v is not None}
+        for key, accepts in _GENERATION_KEYS.items():
+            if key in given and not accepts(given[key]):
+                raise BadInput(f"{key} cannot be {given[key]!r}", where=str(path), fix=_GENERATION_FIX)
+        return given
 
     @property
     def eos(self) -> frozenset[int]:
@@ -129,5 +141,33 @@ class Artifact:
         return self.manifest.model["bos_token_id"]
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _damage(file: Path, name: str, entry: FileEntry) -> str | None:
+    """What is wrong with a file of the artifact."""
+    if not file.is_file():
+        return f"{name} is missing"
+    if (size := file.stat().st_size) != entry.bytes:
+        return f"{name} has {size} bytes instead of {entry.bytes}"
+    if name.endswith(".safetensors"):
+        return None
+    try:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as e:
+        return f"{name} cannot be read ({e.strerror})"
+    return None if digest == entry.sha256 else f"{name} was changed after it was compiled"
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_token_or_tokens(value: object) -> bool:
+    return all(type(v) is int for v in (value if isinstance(value, list) else [value]))
+
+
+_GENERATION_KEYS: dict[str, Callable[[object], bool]] = {
+    "do_sample": lambda value: isinstance(value, bool),
+    "temperature": _is_number,
+    "top_p": _is_number,
+    "eos_token_id": _is_token_or_tokens,
+}
+_GENERATION_FIX = "mend the checkpoint's file and compile again"

@@ -46,7 +46,7 @@ class Sampler:
         o = self._options
         if o.temperature == 0:
             return int(logits.argmax())
-        scaled = logits.double() / o.temperature
+        scaled = (logits.double() - logits.max()) / o.temperature  # at most 0, so it cannot overflow
         order = scaled.sort(descending=True, stable=True)
         probabilities = order.values.softmax(-1)
         if o.top_p < 1:

@@ -13,6 +13,10 @@ from torch import Tensor
 
 from rewright.ir.errors import BadInput
 from rewright.runtime.engine import Engine
+from rewright.runtime.strict_json import check_text
+
+TOTAL = "all"
+"""What the sum over every kind of text is called."""
 
 _CASE_FIX = '{"name": {"ids": [...], "prefill": n}, ...} with "nll": true or "greedy": k instead of "prefill"'
 _LINE_FIX = 'write one object a line: {"kind": "prose", "text": "..."}'
@@ -47,7 +51,8 @@ class KindScore:
 def load_texts(path: Path) -> list[Text]:
     """Read a JSONL file of texts; `BadInput` names the line that cannot be used."""
     texts = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
+    # Lines end at line feeds only: a JSON string may hold what else `splitlines` takes for an end.
+    for number, line in enumerate(_read(path).split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
@@ -55,9 +60,9 @@ def load_texts(path: Path) -> list[Text]:
         if not isinstance(value, dict) or not isinstance(value.get("text"), str):
             raise BadInput("no text", where=where, fix=_LINE_FIX)
         kind = value.get("kind", "text")
-        if not isinstance(kind, str):
-            raise BadInput("kind is not a string", where=where, fix=_LINE_FIX)
-        texts.append(Text(kind, value["text"], where))
+        if not isinstance(kind, str) or kind == TOTAL:
+            raise BadInput(f"kind is not a string other than {TOTAL!r}", where=where, fix=_LINE_FIX)
+        texts.append(Text(check_text(kind, where), check_text(value["text"], where), where))
     if not texts:
         raise BadInput("holds no text", where=str(path), fix=_LINE_FIX)
     return texts
@@ -68,6 +73,9 @@ def score_texts(engine: Engine, texts: list[Text], advance: Callable[[int], None
 
     Args:
         advance: called with 1 after each text.
+
+    Raises:
+        BadInput: a text does not fit the compiled context, or all of them are empty.
     """
     tokenizer = engine.artifact.tokenizer()
     encoded = []
@@ -82,6 +90,8 @@ def score_texts(engine: Engine, texts: list[Text], advance: Callable[[int], None
                 fix="split the text, or compile with a larger --max-context",
             )
         encoded.append((text.kind, ids))
+    if all(len(ids) < 2 for _, ids in encoded):
+        raise BadInput("every text is empty", where=texts[0].where, fix=_LINE_FIX)
     totals: dict[str, KindScore] = {}
     for kind, ids in encoded:
         total = totals.setdefault(kind, KindScore())
@@ -116,7 +126,7 @@ def load_cases(path: Path) -> dict[str, Case]:
     value = _json(_read(path), str(path), _CASE_FIX)
     if not isinstance(value, dict) or not value:
         raise BadInput("not a JSON object of cases", where=str(path), fix=_CASE_FIX)
-    return {name: _case(case, f"{path}, case {name}") for name, case in value.items()}
+    return {check_text(name, str(path)): _case(case, f"{path}, case {name}") for name, case in value.items()}
 
 
 def _case(value: object, where: str) -> Case:
@@ -147,11 +157,12 @@ def score_cases(engine: Engine, cases: dict[str, Case], advance: Callable[[int],
         f32[len(ids) - 1]; `name.greedy` i32[k], EOS not stopping it.
     """
     for name, case in cases.items():  # refuse all bad input before any work
-        engine.check(case.ids, 0)
+        engine.check(case.ids, 0, where=f"case {name}")
         if case.greedy and len(case.ids) + case.greedy - 1 > engine.limits.max_context:
             raise BadInput(
-                f"case {name}: {len(case.ids)} ids and {case.greedy} more do not fit the compiled "
-                f"maximum of {engine.limits.max_context}",
+                f"{len(case.ids)} ids and {case.greedy} more do not fit the compiled maximum of "
+                f"{engine.limits.max_context}",
+                where=f"case {name}",
                 fix="compile with a larger --max-context",
             )
     found: dict[str, Tensor] = {}

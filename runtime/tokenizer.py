@@ -28,7 +28,7 @@ class Tokenizer:
 
     def check_vocabulary(self, size: int) -> None:
         """Refuse a tokenizer with ids beyond the model's embedding table."""
-        largest = max(self._inner.get_vocab(with_added_tokens=True).values())
+        largest = max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
         if largest >= size:
             raise BadInput(
                 f"holds token id {largest}, the model has {size}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rewright.frontend.numerics import Numerics
+from rewright.frontend.source import ModelSource
 from rewright.ir import ops
 from rewright.ir.errors import BadInput, CompilerBug
 from rewright.ir.graph import IR_VERSION, Graph, kind_of, name_of, op_named, operands_of, result_names
@@ -123,6 +126,13 @@ def test_text_is_canonical() -> None:
     assert print_graph(graph.copy()) == TEXT
 
 
+def test_the_excerpt_in_the_documentation_is_what_is_printed(repo_root: Path, tiny_v4: Path) -> None:
+    source = ModelSource.open(tiny_v4, Numerics.FAITHFUL)
+    printed = print_graph(source.graph(source.variants()[0]), module="layers.2.attn.compressor").splitlines()
+    (excerpt,) = re.findall(r"```\n(layers\..*?)```", (repo_root / "docs/ir.md").read_text(), re.DOTALL)
+    assert [line for line in excerpt.splitlines() if line not in printed] == []
+
+
 def test_what_was_read() -> None:
     graph = parse(TEXT)
     assert (graph.name, graph.stage) == ("chunk4-b1-c128", "traced")
@@ -216,6 +226,14 @@ def test_op_attributes_keep_their_types() -> None:
                 assert type(again.kwargs[name]) is type(value)
                 seen.add(type(json.loads(json.dumps(value))))
     assert seen == {int, float, str, bool, list}
+
+
+def test_attributes_are_printed_in_order_of_their_names() -> None:
+    graph = Graph("g", attrs={"b": 1, "a": 2})
+    x = graph.leaf("input", "x", ValueType(DType.BF16, (1, 1, 64)))
+    graph.finish({"x": x}, {})
+    assert print_graph(graph).startswith("graph g {a=2, b=1}\n")
+    assert graph == parse(print_graph(graph))
 
 
 def test_defaults_are_left_out() -> None:

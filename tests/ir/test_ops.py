@@ -6,6 +6,11 @@ The only thing to state by hand is which operands the rows of a batch share (`SH
 from __future__ import annotations
 
 import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,11 +247,9 @@ def test_operand_of_another_type_is_refused(op: Op, operands: Operands, attrs: A
     assert accepted == []
 
 
-@every_op
+@pytest.mark.parametrize("op", [pytest.param(op, id=n) for n, op in OPS.items() if len(op.operands) > 1])
 def test_every_operand_is_tied_to_the_others(op: Op) -> None:
     """With several operands, a change of some axis of any one of them is refused."""
-    if len(op.operands) == 1:
-        pytest.skip("nothing to disagree with")
     loose = {name for name in op.operands if (op.name, name) not in LOOSE}
     for operands, attrs in op.example_calls():
         good = types(operands)
@@ -298,3 +301,23 @@ def test_an_int_is_no_bool_and_a_bool_no_number() -> None:
         assert refused(OPS["rope"], types(operands), attrs)
     operands, _ = OPS["head_rms_norm"].example_calls()[0]
     assert refused(OPS["head_rms_norm"], types(operands), {"eps": True})
+
+
+def test_the_worked_example_of_the_documentation(repo_root: Path, tmp_path: Path) -> None:
+    """Registered by its own file alone, the op passes the tests of every op."""
+    text = (repo_root / "docs/add-an-op.md").read_text()
+    example, use = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "scale_rows.py").write_text(example)
+    assert "ops.scale_rows(x, factor" in use
+    tests = [str(Path(__file__)), str(Path(__file__).with_name("test_graph_text.py"))]
+    command = [sys.executable, "-m", "pytest", "-p", "scale_rows", "-k", "scale_rows", "-q", *tests]
+    done = subprocess.run(
+        command, cwd=repo_root, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^(\d+) passed", done.stdout.splitlines()[-1])
+    for name in ("test_cost[scale_rows-1]", "test_every_op_is_read_back[scale_rows]"):
+        assert name in subprocess.run(
+            [*command, "--collect-only"], cwd=repo_root, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True, text=True,
+        ).stdout  # fmt: skip
