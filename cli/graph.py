@@ -15,7 +15,11 @@ from rewright.ir.errors import MachineError, UsageError
 if TYPE_CHECKING:
     from rewright.ir.graph import Graph
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at graphs.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at graphs.\n\nExample: rewright graph dump examples/tiny-v4",
+)
 
 
 class Format(StrEnum):

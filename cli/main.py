@@ -30,7 +30,8 @@ app = typer.Typer(
     add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Compile DeepSeek-V4 ahead of time, look at its graph, run it.",
+    help="Compile DeepSeek-V4 ahead of time, look at its graph, run it.\n\n"
+    "Example: rewright compile-model examples/tiny-v4 -o out",
 )
 app.command("compile-model")(compile_model)
 app.add_typer(graph_app, name="graph")

@@ -38,7 +38,7 @@ def result(text: str, *, end: str = "\n") -> None:
 
 
 class ProgressBar:
-    """A progress bar on stderr that appears when the work has taken a second."""
+    """A progress bar on a terminal's stderr that appears when the work has taken a second."""
 
     def __init__(self) -> None:
         self._bar = Progress(
@@ -58,12 +58,13 @@ class ProgressBar:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._task is not None:
+            self._bar.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Report that `done` of `total` of the work called `what` is done."""
         if self._task is None:
-            if time.monotonic() - self._begin < SHOW_AFTER_SECONDS:
+            if not _stderr.is_terminal or time.monotonic() - self._begin < SHOW_AFTER_SECONDS:
                 return
             self._bar.start()
             self._task = self._bar.add_task(what, total=total)

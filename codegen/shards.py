@@ -85,6 +85,7 @@ def _write_shard(
             digest.update(block)
             total += len(block)
             advance(len(block))
+            del block  # the next part is read when this one is gone
     return FileEntry(total, digest.hexdigest())
 
 
@@ -116,5 +117,6 @@ def _data(name: str, type: ValueType, weights: WeightReader) -> Iterator[memoryv
         view = part.contiguous().view(-1).view(torch.uint8).numpy().data
         written += len(view)
         yield view
+        del part, view
     if written != type.nbytes:
         raise CompilerBug(f"weight {name} is {type} with {type.nbytes} bytes, its parts have {written}")

@@ -17,7 +17,6 @@ sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
 import checkpoints  # noqa: E402  (found through the line above)
 
-
 # The matrices of the tests are small: a second thread costs more than it brings.
 torch.set_num_threads(1)
 
@@ -95,15 +94,17 @@ def run_cli() -> Callable[..., Outcome]:
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Callable[..., Outcome]:
+def cli(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> Callable[..., Outcome]:
     """Run a command within this process, which is much faster than `run_cli`."""
     from rewright.cli import main
 
     def run(*args: object, program: str = "rewright") -> Outcome:
         entry = {"rewright": main.main, "compile-model": main.compile_model_main}[program]
         capsysbinary.readouterr()
-        with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_:
-            patch.setattr(sys, "argv", [program, *map(str, args)])
+        monkeypatch.setattr(sys, "argv", [program, *map(str, args)])
+        with pytest.raises(SystemExit) as exit_:
             entry()
         stdout, stderr = capsysbinary.readouterr()
         assert isinstance(exit_.value.code, int)

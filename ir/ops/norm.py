@@ -46,9 +46,7 @@ def head_rms_norm(x: Tensor, *, eps: float) -> Tensor:
     The released code runs this as a chain of bf16 tensor operations (square, mean, add, rsqrt,
     multiply, each rounded); on bf16 input so does this. On f32 input it is plain fp32.
     """
-    mean = x.square().mean(-1, keepdim=True) + eps
-    # torch's own bf16 rsqrt rounds once or twice, depending on how many elements there are.
-    return x * torch.rsqrt(mean.float()).to(x.dtype)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 @head_rms_norm.infer

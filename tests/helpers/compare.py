@@ -56,7 +56,9 @@ def _require_comparable(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
     for key, mine in ours.items():
         other = theirs[key]
         if mine.shape != other.shape:
-            raise ValueError(f"{key} has shape {list(mine.shape)} in one run and {list(other.shape)} in the other")
+            raise ValueError(
+                f"{key} has shape {list(mine.shape)} in one run and {list(other.shape)} in the other"
+            )
         if not (mine.isfinite().all() and other.isfinite().all()):
             raise ValueError(f"{key} is not finite")
         if key.endswith(".ids") and not torch.equal(mine, other):

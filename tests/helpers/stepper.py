@@ -16,9 +16,6 @@ from rewright.ir.graph import Graph
 from rewright.ir.interpret import Interpreter
 from rewright.ir.variant import Variant
 
-# The matrices are small: a second thread costs more than it brings, much more on a busy machine.
-torch.set_num_threads(1)
-
 PAD_TOKEN = 7
 """Fills the columns of `tokens` behind a row's last valid one; any id will do."""
 

@@ -91,11 +91,6 @@ class Model:
         """Logits of every position, the sequence in one chunk."""
         return self.new().scores(self.ids)
 
-    @cached_property
-    def tokenwise(self) -> Tensor:
-        """Logits of every position, decoded token by token."""
-        return self.new().tokenwise(self.ids)
-
     def splits(self, n: int) -> dict[str, list[int]]:
         """Ways to cut a prompt of n tokens, at lengths off and on the multiples of 4 and 128."""
         cuts = {"one": [n], "last": [n - 1, 1], "first": [1, n - 1], "odd": _cut(n, 7), "fours": _cut(n, 4)}
@@ -169,11 +164,13 @@ def test_choices_are_clear(models: Callable[..., Model], name: str) -> None:
     assert min(gap.min().item() for gap in gaps) >= 1e-5
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_token_by_token_equals_one_chunk(models: Callable[..., Model], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "n"), [("pro", 140), *(pytest.param(name, LENGTH, marks=pytest.mark.full) for name in CONFIGS)]
+)
+def test_token_by_token_equals_one_chunk(models: Callable[..., Model], name: str, n: int) -> None:
     model = models(name)
     assert 0.5 < model.at_once.std() < 20
-    assert difference(model.tokenwise, model.at_once, model.at_once) <= 1e-4
+    assert difference(model.new().tokenwise(model.ids[:n]), model.at_once[:n], model.at_once) <= 1e-4
 
 
 def check_splits(model: Model, n: int, *ways: str) -> None:
@@ -187,7 +184,7 @@ def check_splits(model: Model, n: int, *ways: str) -> None:
 
 @pytest.mark.parametrize("n", SHORT)
 def test_splits_of_a_prompt(models: Callable[..., Model], n: int) -> None:
-    check_splits(models("pro"), n, "one", "last", "odd", "127s", "129s")
+    check_splits(models("pro"), n, "last", "odd", "127s", "129s")
 
 
 @pytest.mark.full
@@ -231,9 +228,7 @@ def test_a_window_shorter_than_a_chunk(tmp_path: Path, make_checkpoint: Callable
     for size in (2, 4, 8, 9, 64):
         got = model.new().scores(ids, _cut(64, size))
         assert difference(got, wanted, wanted) <= 1e-4, size
-    wide = (
-        Model(make_checkpoint(tmp_path / "w9", {**changes, "sliding_window": 9}, seed=4)).new().tokenwise(ids)
-    )
+    wide = Model(make_checkpoint(tmp_path / "w9", {**changes, "sliding_window": 9}, seed=4)).new().scores(ids)
     assert difference(wide, wanted, wanted) > 1e-2, "the window matters"
 
 
@@ -253,7 +248,7 @@ def test_faithful_without_choices(models: Callable[..., Model], name: str) -> No
     model = models(name, "faithful", NO_CHOICE, **FLOATS)
     for split in ([1, 3, 60, 64, 1, 127, 8], _cut(LENGTH, 128), _cut(LENGTH, 31)):
         assert cosine(model.new().scores(model.ids, split), model.at_once) >= 0.9985
-    n = 70
+    n = 40
     assert cosine(model.new().tokenwise(model.ids[:n]), model.at_once[:n]) >= 0.9985
 
 
@@ -266,7 +261,7 @@ def test_faithful_layer_by_layer(models: Callable[..., Model], name: str) -> Non
     layers = model.loaded.source.config.num_hidden_layers
     outputs = ["streams", *(f"layers.{i}.hc_ffn.streams" for i in range(layers))]
     for given, wanted in itertools.pairwise(outputs):
-        for split in ([1, 3, 60, 64, 1, 11], [121, *[1] * 11]):
+        for split in ([1, 3, 60, 64, 1, 11], [121, *[1] * 7]):
             got = run_fed(model, split, given, seen[given], wanted)
             assert cosine(got, seen[wanted][0, : len(got)].flatten(1)) >= 0.9985, (wanted, split)
 
@@ -362,7 +357,7 @@ def test_a_batch_of_chunks(models: Callable[..., Model]) -> None:
     assert difference(got, model.at_once[[135, 9]], model.at_once) <= 1e-4
 
 
-@pytest.mark.parametrize("first", [2, 127, 200])
+@pytest.mark.parametrize("first", [2, 127])
 @pytest.mark.parametrize("poison", [True, False], ids=["poisoned", "stale"])
 def test_a_reused_slot_starts_clean(models: Callable[..., Model], first: int, poison: bool) -> None:
     """A prompt behind another sequence in its slot, also one shorter than any compressed entry."""

@@ -1,7 +1,14 @@
 """The compiled tiny-v4 against logits, likelihoods and text that the model's authors' code computed.
 
-`golden.safetensors` comes from DeepSeek's published inference code on a CPU. Its summation order
-differs from ours, so values agree closely and not bit by bit.
+`golden.safetensors` comes from DeepSeek's published inference code, run in plain torch on a CPU. There
+two operations are not a function of the values alone, and ours are defined otherwise:
+
+- torch's bf16 `rsqrt` on a CPU rounds once in its vectorised loop and twice in the scalar rest, so the
+  per-head norm depends on the number of tokens in the step. `head_rms_norm` rounds once, as a GPU does.
+- torch.topk chooses arbitrarily among equal scores; `index_topk` takes the lower index.
+
+The tests that ask for close agreement put torch's own operations in place of both (`like_golden`);
+what remains is the order of sums. One test runs without, and asks for less.
 """
 
 from __future__ import annotations
@@ -21,7 +28,8 @@ from rewright.compiler import CompileOptions, compile_model
 from rewright.ir.op import registry
 from rewright.runtime.engine import Engine
 
-SHORT = ("prose", "code", "chat", "greedy_prose", "greedy_code", "greedy_chat")
+SHORT_LOGITS = ("prose", "code", "chat")
+GREEDY = ("greedy_prose", "greedy_code", "greedy_chat")
 MIN_COSINE = 0.9995
 MAX_NLL_DIFFERENCE = 0.005
 CHUNK = 640
@@ -60,19 +68,9 @@ def score(cli: Callable, compiled_tiny: Path, golden: dict[str, Tensor], tmp_pat
     return run
 
 
-def test_short_cases_agree(score: Callable, cases: dict[str, dict]) -> None:
-    found = score({name: cases[name] for name in SHORT})
-    assert found.cosines.keys() == {"prose", "code", "chat"}
-    assert found.mean_cosine >= MIN_COSINE
-    assert found.greedy == 1
-
-
-@pytest.mark.full
-def test_all_logits_and_greedy_text_agree(score: Callable, cases: dict[str, dict]) -> None:
-    found = score({name: case for name, case in cases.items() if "nll" not in case})
-    assert found.cosines.keys() == {"prose", "code", "chat", "long"}
-    assert found.mean_cosine >= MIN_COSINE
-    assert found.greedy == 1
+def head_norm_like_torch(x: Tensor, *, eps: float) -> Tensor:
+    """`head_rms_norm` with torch's own rsqrt."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 def topk_like_torch(scores: Tensor, pos: Tensor, n_valid: Tensor, *, ratio: int, k: int) -> Tensor:
@@ -88,6 +86,37 @@ def topk_like_torch(scores: Tensor, pos: Tensor, n_valid: Tensor, *, ratio: int,
     return chosen
 
 
+@pytest.fixture
+def like_golden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute as the golden run did where its result depended on more than the values."""
+    monkeypatch.setattr(registry()["head_rms_norm"], "reference", head_norm_like_torch)
+    monkeypatch.setattr(registry()["index_topk"], "reference", topk_like_torch)
+
+
+@pytest.mark.usefixtures("like_golden")
+def test_short_cases_agree(score: Callable, cases: dict[str, dict]) -> None:
+    found = score({name: cases[name] for name in (*SHORT_LOGITS, *GREEDY)})
+    assert found.cosines.keys() == set(SHORT_LOGITS)
+    assert found.mean_cosine >= MIN_COSINE
+    assert found.greedy == 1
+
+
+def test_short_cases_agree_as_compiled(score: Callable, cases: dict[str, dict]) -> None:
+    """Nothing replaced: a rounding of the norm, now and then, becomes another FP8 code or expert."""
+    found = score({name: cases[name] for name in SHORT_LOGITS})
+    assert found.mean_cosine >= 0.998
+    assert found.argmax == 1
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("like_golden")
+def test_all_logits_and_greedy_text_agree(score: Callable, cases: dict[str, dict]) -> None:
+    found = score({name: case for name, case in cases.items() if "nll" not in case})
+    assert found.cosines.keys() == {*SHORT_LOGITS, "long"}
+    assert found.mean_cosine >= MIN_COSINE
+    assert found.greedy == 1
+
+
 @pytest.mark.full
 def test_likelihoods_agree_up_to_ties(
     one_chunk: Engine,
@@ -97,8 +126,7 @@ def test_likelihoods_agree_up_to_ties(
 ) -> None:
     """Mean NLL of texts of 513 tokens, with ties of the indexer broken as the golden run broke them.
 
-    Index scores are bf16, so exact ties are common. Ours go to the lower index; the golden run took
-    what torch.topk gave, which is arbitrary among equals. In about 6 % of the queries that see more
+    Index scores are bf16, so exact ties are common. In about 6 % of the queries that see more
     entries than they keep, the two sets differ, by tied entries only, and that alone moves the mean
     NLL of a text by up to 0.007. With torch.topk on our side as well the largest difference is
     0.0021, and four of the six texts agree almost bit by bit.
@@ -134,55 +162,55 @@ def test_chosen_entries_differ_from_torch_by_ties_only(
         return mine
 
     monkeypatch.setattr(op, "reference", both)
-    for name, case in cases.items():
+    for case in cases.values():
         if case.get("nll"):
             one_chunk.score(0, case["ids"])
     # Without a single tie the test above would need no patch, and this one would compare nothing.
     assert 0 < differing < 0.2 * binding
 
 
-class TestCompare:
-    """The comparison itself: a wrong run must not pass for a right one."""
+RUN = {
+    "a.ids": torch.tensor([1, 2]),
+    "a.logits": torch.tensor([[1.0, 2.0], [3.0, 1.0]]),
+    "a.greedy": torch.tensor([5, 6, 7, 8]),
+    "a.nll": torch.tensor([1.0, 3.0]),
+}
 
-    RUN = {
-        "a.ids": torch.tensor([1, 2]),
-        "a.logits": torch.tensor([[1.0, 2.0], [3.0, 1.0]]),
-        "a.greedy": torch.tensor([5, 6, 7, 8]),
-        "a.nll": torch.tensor([1.0, 3.0]),
-    }
 
-    def changed(self, key: str, values: list) -> dict[str, Tensor]:
-        return {**self.RUN, key: torch.tensor(values)}
+def changed(key: str, values: list) -> dict[str, Tensor]:
+    return {**RUN, key: torch.tensor(values)}
 
-    def test_equal_runs(self) -> None:
-        found = compare(self.RUN, self.RUN)
-        assert found.mean_cosine == pytest.approx(1)
-        assert (found.argmax, found.greedy, found.nll) == (1, 1, {"a": 0})
 
-    def test_measures(self) -> None:
-        found = compare(self.RUN, self.changed("a.logits", [[2.0, -1.0], [3.0, 1.0]]))
-        assert found.cosines["a"].tolist() == pytest.approx([0, 1])
-        assert found.argmax == 0.5
-        assert compare(self.RUN, self.changed("a.nll", [1.0, 2.0])).nll == {"a": 0.5}
+def test_compare_finds_equal_runs_equal() -> None:
+    found = compare(RUN, RUN)
+    assert found.mean_cosine == pytest.approx(1)
+    assert (found.argmax, found.greedy, found.nll) == (1, 1, {"a": 0})
 
-    def test_tokens_after_the_first_difference_do_not_count(self) -> None:
-        assert compare(self.RUN, self.changed("a.greedy", [5, 0, 7, 8])).greedy == 0.25
 
-    @pytest.mark.parametrize(
-        ("key", "values", "message"),
-        [
-            ("a.logits", [[1.0, 2.0]], "shape"),
-            ("a.logits", [[1.0, 2.0], [float("nan"), 1.0]], "not finite"),
-            ("a.nll", [1.0, float("inf")], "not finite"),
-            ("a.ids", [1, 3], "different tokens"),
-            ("b.ids", [1], "only in one run: b.ids"),
-        ],
-    )
-    def test_refuses(self, key: str, values: list, message: str) -> None:
-        other = self.changed(key, values)
-        for runs in ((self.RUN, other), (other, self.RUN)):
-            with pytest.raises(ValueError, match=message):
-                compare(*runs)
+def test_compare_measures() -> None:
+    found = compare(RUN, changed("a.logits", [[2.0, -1.0], [3.0, 1.0]]))
+    assert found.cosines["a"].tolist() == pytest.approx([0, 1])
+    assert found.argmax == 0.5
+    assert compare(RUN, changed("a.nll", [1.0, 2.0])).nll == {"a": 0.5}
+    # Tokens after the first difference do not count: they continue another text.
+    assert compare(RUN, changed("a.greedy", [5, 0, 7, 8])).greedy == 0.25
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "message"),
+    [
+        ("a.logits", [[1.0, 2.0]], "shape"),
+        ("a.logits", [[1.0, 2.0], [float("nan"), 1.0]], "not finite"),
+        ("a.nll", [1.0, float("inf")], "not finite"),
+        ("a.ids", [1, 3], "different tokens"),
+        ("b.ids", [1], r"only in one run: b\.ids"),
+    ],
+)
+def test_compare_refuses(key: str, values: list, message: str) -> None:
+    other = changed(key, values)
+    for runs in ((RUN, other), (other, RUN)):
+        with pytest.raises(ValueError, match=message):
+            compare(*runs)
 
 
 def test_the_published_run_holds_every_case(golden: dict[str, Tensor], cases: dict[str, dict]) -> None:
