@@ -44,7 +44,10 @@ def head_rms_norm(x: Tensor, *, eps: float) -> Tensor:
     """Weightless RMS norm of each query head: [...,d] -> [...,d].
 
     The released code runs this as a chain of bf16 tensor operations (square, mean, add, rsqrt,
-    multiply, each rounded); on bf16 input so does this. On f32 input it is plain fp32.
+    multiply, each rounded); on bf16 input so does this, with torch's own operations. On f32 input
+    it is plain fp32. torch's bf16 rsqrt rounds once in its vector loop and twice in the scalar
+    rest of less than 32 elements, so the last heads of a short step may differ by one bf16 step;
+    docs/numerics.md says why that is kept.
     """
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 

@@ -390,11 +390,38 @@ class TestReplacing:
         assert tree(out) == before
         assert names(out.parent) == ["out"]
 
-    def test_leftovers_of_a_killed_run_go(self, out: Path) -> None:
-        fake_model(out.with_name("out.old"))
-        fake_model(out.with_name("out.partial"))
+    @pytest.mark.parametrize("content", [(), (".lock", "weights"), (MANIFEST_NAME, "weights")])
+    def test_leftovers_of_a_killed_run_go(self, out: Path, content: tuple[str, ...]) -> None:
+        partial = out.with_name("out.partial")
+        partial.mkdir(parents=True)
+        for name in content:
+            (partial / name).write_text("half")
         replace(out, force=False)
         assert names(out.parent) == ["out"]
+        assert tree(out) == {MANIFEST_NAME: b"new"}
+
+    def test_a_model_set_aside_by_a_killed_run_comes_back(self, out: Path) -> None:
+        before = tree(fake_model(out.with_name(".out.replaced")))
+        with pytest.raises(UsageError, match="exists"):
+            replace(out, force=False)
+        assert tree(out) == before
+        assert names(out.parent) == ["out"]
+
+    def test_a_partial_folder_of_somebody_else_stays(self, out: Path) -> None:
+        partial = out.with_name("out.partial")
+        partial.mkdir(parents=True)
+        (partial / "thesis.txt").write_text("precious")
+        with pytest.raises(UsageError, match="not made by a compilation"):
+            replace(out)
+        assert tree(partial) == {"thesis.txt": b"precious"}
+
+    def test_two_compilations_of_one_model_do_not_mix(self, out: Path) -> None:
+        with (
+            new_artifact(out, force=True, needed_bytes=0) as folder,
+            pytest.raises(UsageError, match="another compilation is writing"),
+        ):
+            replace(out)
+        assert not folder.exists()
 
 
 class _Whole:

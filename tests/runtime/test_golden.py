@@ -1,14 +1,9 @@
 """The compiled tiny-v4 against logits, likelihoods and text that the model's authors' code computed.
 
-`golden.safetensors` comes from DeepSeek's published inference code, run in plain torch on a CPU. There
-two operations are not a function of the values alone, and ours are defined otherwise:
-
-- torch's bf16 `rsqrt` on a CPU rounds once in its vectorised loop and twice in the scalar rest, so the
-  per-head norm depends on the number of tokens in the step. `head_rms_norm` rounds once, as a GPU does.
-- torch.topk chooses arbitrarily among equal scores; `index_topk` takes the lower index.
-
-The tests that ask for close agreement put torch's own operations in place of both (`like_golden`);
-what remains is the order of sums. One test runs without, and asks for less.
+`golden.safetensors` comes from DeepSeek's published inference code, run in plain torch on a CPU. One
+choice in it is arbitrary: torch.topk picks among equal index scores as it likes, `index_topk` takes the
+lower index. Likelihoods of long texts are therefore compared modulo ties, with torch's own choice put
+in place of ours; docs/numerics.md has the figures. Everything else runs as compiled.
 """
 
 from __future__ import annotations
@@ -68,11 +63,6 @@ def score(cli: Callable, compiled_tiny: Path, golden: dict[str, Tensor], tmp_pat
     return run
 
 
-def head_norm_like_torch(x: Tensor, *, eps: float) -> Tensor:
-    """`head_rms_norm` with torch's own rsqrt."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-
 def topk_like_torch(scores: Tensor, pos: Tensor, n_valid: Tensor, *, ratio: int, k: int) -> Tensor:
     """`index_topk` with the choice among equal scores left to torch.topk."""
     chosen = torch.full((*scores.shape[:2], k), -1, dtype=torch.int32)
@@ -86,14 +76,6 @@ def topk_like_torch(scores: Tensor, pos: Tensor, n_valid: Tensor, *, ratio: int,
     return chosen
 
 
-@pytest.fixture
-def like_golden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute as the golden run did where its result depended on more than the values."""
-    monkeypatch.setattr(registry()["head_rms_norm"], "reference", head_norm_like_torch)
-    monkeypatch.setattr(registry()["index_topk"], "reference", topk_like_torch)
-
-
-@pytest.mark.usefixtures("like_golden")
 def test_short_cases_agree(score: Callable, cases: dict[str, dict]) -> None:
     found = score({name: cases[name] for name in (*SHORT_LOGITS, *GREEDY)})
     assert found.cosines.keys() == set(SHORT_LOGITS)
@@ -101,15 +83,7 @@ def test_short_cases_agree(score: Callable, cases: dict[str, dict]) -> None:
     assert found.greedy == 1
 
 
-def test_short_cases_agree_as_compiled(score: Callable, cases: dict[str, dict]) -> None:
-    """Nothing replaced: a rounding of the norm, now and then, becomes another FP8 code or expert."""
-    found = score({name: cases[name] for name in SHORT_LOGITS})
-    assert found.mean_cosine >= 0.998
-    assert found.argmax == 1
-
-
 @pytest.mark.full
-@pytest.mark.usefixtures("like_golden")
 def test_all_logits_and_greedy_text_agree(score: Callable, cases: dict[str, dict]) -> None:
     found = score({name: case for name, case in cases.items() if "nll" not in case})
     assert found.cosines.keys() == {*SHORT_LOGITS, "long"}
