@@ -70,7 +70,7 @@ def generate(
     if prompt and (thinking or effort):
         raise UsageError("--thinking and --effort go with --chat or --messages", where="generate")
     if effort is not None and not thinking:
-        raise UsageError("--effort goes with --thinking", where="--effort")
+        raise UsageError("--effort goes with --thinking", where="generate", fix="add --thinking")
     artifact = Artifact.open(out)
     texts = _prompts(artifact, prompt, chat, messages, thinking, effort)
     if show_prompt:
@@ -176,9 +176,9 @@ def _run(
             output.result(f"--- {i + 1}\n{text}")
     count = sum(map(len, produced))
     ends = ", ".join(finishes)
+    seed = f"; seed {options.sampling.seed}" if options.sampling.temperature else ""
     output.note(
-        f"finish: {ends}; {sum(map(len, prompts))} prompt and {count} new tokens in {seconds:.1f} s; "
-        f"seed {options.sampling.seed}"
+        f"finish: {ends}; {sum(map(len, prompts))} prompt and {count} new tokens in {seconds:.1f} s{seed}"
     )
 
 

@@ -85,7 +85,8 @@ def dump(
     try:
         out.write_bytes(data)
     except OSError as e:
-        raise MachineError(f"cannot be written ({e.strerror})", where=str(out)) from e
+        fix = "choose a file in a folder that exists and can be written"
+        raise MachineError(f"cannot be written ({e.strerror})", where=str(out), fix=fix) from e
 
 
 def _render(graph: Graph, format: Format, module: str) -> bytes:
@@ -120,7 +121,7 @@ def diff(
     """
     from rewright.graph_spec import load_graph, parse_spec
     from rewright.ir.diff import diff_graphs, to_json
-    from rewright.ir.diff_text import render, render_stat
+    from rewright.ir.diff_text import render, render_stat, stat_rows
     from rewright.ir.export.json_graph import json_text
 
     if format not in ("text", "json"):
@@ -129,7 +130,8 @@ def diff(
     output.notes(dict.fromkeys([*notes, *more]))
     difference = diff_graphs(before, after)
     if format == "json":
-        output.result(json_text(to_json(difference)), end="")
+        rows = {row.label: {"before": row.before, "after": row.after} for row in stat_rows(difference)}
+        output.result(json_text(rows if stat else to_json(difference)), end="")
     else:
         output.result(render_stat(difference) if stat else render(difference), end="")
     if exit_code and not (difference.empty and not difference.header):

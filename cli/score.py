@@ -26,7 +26,7 @@ def score(
         Path | None,
         typer.Option(help='JSON file: {"name": {"ids": [...], "prefill": n, "nll": true, "greedy": k}}.'),
     ] = None,
-    logits: Annotated[Path | None, typer.Option(help="safetensors file to write, with --ids.")] = None,
+    logits: Annotated[Path | None, typer.Option(help="safetensors file to write; goes with --ids.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Perplexity per kind of text (--text), or logits, NLL and greedy tokens of given ids (--ids).

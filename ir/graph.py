@@ -225,6 +225,9 @@ class Graph:
                 )
         return new
 
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}, {self.stage}, {len(self.ops)} op nodes>"
+
     def __eq__(self, other: object) -> bool:
         """Equal name, stage, attributes, and node by node kind, names, types, module, rule, operands."""
         if not isinstance(other, Graph):

@@ -38,8 +38,8 @@ def examine(folder: Path) -> list[Check]:
         Check("disk", None, f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free"),
         *_cards(),
         Check("target reference", True, "runs here: the interpreter over op references, on the CPU"),
-        Check("target host", False, "not part of this version"),
-        Check("target sm80", False, "not part of this version"),
+        Check("target host", None, "comes with a later version"),
+        Check("target sm80", None, "comes with a later version"),
     ]
 
 

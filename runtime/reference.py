@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,34 +39,35 @@ class ReferenceModel:
     def step(self, rows: Sequence[Row], *, all_positions: bool = False) -> Tensor:
         """Run one step and update the state.
 
+        Rows run one after the other through the variants of batch 1: an interpreter gains nothing
+        from a batch, while the CPU's matrix library sums several rows in another order than one, so
+        this is what makes a request's result independent of what else runs.
+
         Args:
-            rows: sequences with distinct slots; several only for decode (one token each).
+            rows: sequences with distinct slots and equally many tokens.
             all_positions: logits of every token instead of the last.
 
         Returns:
-            f32[len(rows), V], or f32[1, tokens, V] with all_positions.
+            f32[len(rows), V], or f32[len(rows), tokens, V] with all_positions.
         """
-        tokens = max(len(r.tokens) for r in rows)
-        variant = self._choose(len(rows), tokens, max(r.pos + len(r.tokens) for r in rows), all_positions)
-        # Rows that pad the batch have n_valid 0: they touch neither state nor routing.
-        padded = [*rows, *[Row((), 0, 0)] * (variant.batch - len(rows))]
-        grid = torch.zeros(variant.batch, tokens, dtype=torch.int32)
-        for i, row in enumerate(padded):
-            grid[i, : len(row.tokens)] = torch.tensor(row.tokens, dtype=torch.int32)
-        inputs = {
-            "tokens": grid,
-            "pos": _vector(r.pos for r in padded),
-            "n_valid": _vector(len(r.tokens) for r in padded),
-            "slot": _vector(r.slot for r in padded),
-        }
-        return self._interpreter(variant).run(inputs, self.state)["logits"][: len(rows)]
+        return torch.cat([self._run(row, all_positions) for row in rows])
 
-    def _choose(self, batch: int, tokens: int, context: int, all_positions: bool) -> Variant:
+    def _run(self, row: Row, all_positions: bool) -> Tensor:
+        inputs = {
+            "tokens": torch.tensor([row.tokens], dtype=torch.int32),
+            "pos": _vector(row.pos),
+            "n_valid": _vector(len(row.tokens)),
+            "slot": _vector(row.slot),
+        }
+        variant = self._choose(len(row.tokens), row.pos + len(row.tokens), all_positions)
+        return self._interpreter(variant).run(inputs, self.state)["logits"]
+
+    def _choose(self, tokens: int, context: int, all_positions: bool) -> Variant:
         """The cheapest variant that holds the step."""
         fitting = [
             v
             for v in self._artifact.manifest.variants
-            if v.batch >= batch and v.tokens >= tokens and v.all_positions == all_positions
+            if v.batch == 1 and v.tokens >= tokens and v.all_positions == all_positions
         ]
         capacity = smallest_capacity(fitting, context)
         return min(v for v in fitting if v.capacity == capacity)
@@ -77,5 +78,5 @@ class ReferenceModel:
         return self._interpreters[variant]
 
 
-def _vector(values: Iterable[int]) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.int32)
+def _vector(value: int) -> Tensor:
+    return torch.tensor([value], dtype=torch.int32)

@@ -45,10 +45,16 @@ def head_rms_norm(x: Tensor, *, eps: float) -> Tensor:
 
     The released code runs this as a chain of bf16 tensor operations (square, mean, add, rsqrt,
     multiply, each rounded); on bf16 input so does this, with torch's own operations. On f32 input
-    it is plain fp32. torch's bf16 rsqrt rounds once in its vector loop and twice in the scalar
-    rest of less than 32 elements, so the last heads of a short step may differ by one bf16 step;
-    docs/numerics.md says why that is kept.
+    it is plain fp32.
+
+    torch's bf16 rsqrt on a CPU rounds once in its vector loop and twice in the scalar rest, so the
+    last heads of a step may differ by one bf16 step; docs/numerics.md says why that is kept. Batch
+    rows run one by one, so that the others in a batch change nothing.
     """
+    return torch.cat([_normalized(row, eps) for row in x.split(1)])
+
+
+def _normalized(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 

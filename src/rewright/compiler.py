@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rewright.codegen.artifact import check_replaceable, copy_file, new_artifact, write_text
 from rewright.codegen.shards import write_shards
-from rewright.frontend.chat_constants import read_chat_constants
+from rewright.frontend.chat_constants import CHAT_CONSTANTS_NAME, read_chat_constants
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.errors import BadInput
@@ -135,7 +135,12 @@ def _copy_text_files(
     if (checkpoint / GENERATION_NAME).exists():
         files[GENERATION_NAME] = copy_file(checkpoint / GENERATION_NAME, folder, GENERATION_NAME)
     constants = read_chat_constants(checkpoint)
-    if constants is not None:
+    if constants is None:
+        notes.append(
+            f"{checkpoint} has no {CHAT_CONSTANTS_NAME}: chat works, except tools, effort max and response "
+            "format"
+        )
+    else:
         text = json.dumps(constants, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         files[CHAT_NAME] = write_text(folder, CHAT_NAME, text)
     return files

@@ -20,6 +20,7 @@ import torch
 from stepper import Stepper
 from torch import Tensor
 
+from rewright.ir.op import registry
 from rewright.ir.variant import Variant
 
 LENGTH = 264
@@ -279,15 +280,25 @@ def run_fed(model: Model, split: list[int], given: str, value: Tensor, wanted: s
     return torch.cat(found)
 
 
-def test_faithful_splits_of_the_trained_model(tiny_v4: Path) -> None:
-    """A trained model keeps its result, quantisation and choices included."""
+def test_faithful_splits_of_the_trained_model(tiny_v4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trained model keeps its result, quantisation and choices included.
+
+    Steps of one token are compared with a head norm that rounds once whatever the number of heads in a
+    step: torch's own rounds the last heads of a step once more, which a split moves.
+    """
     run = Stepper.open(tiny_v4, "faithful", max_context=256, chunk=256)
     tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(str(tiny_v4 / "tokenizer.json"))
     text = (tiny_v4 / "README.md").read_text()
     ids = [0, *tokenizer.encode(text, add_special_tokens=False).ids][:140]
     wanted = run.fresh().scores(ids)
     assert cosine(run.fresh().scores(ids, [1, 3, 60, 64, 1, 11]), wanted) >= 0.9985
+    monkeypatch.setattr(registry()["head_rms_norm"], "reference", _head_norm_rounding_once)
+    wanted = run.fresh().scores(ids)
     assert cosine(run.fresh().tokenwise(ids[:24]), wanted[:24]) >= 0.9985
+
+
+def _head_norm_rounding_once(x: Tensor, *, eps: float) -> Tensor:
+    return x * torch.rsqrt((x.square().mean(-1, keepdim=True) + eps).float()).to(x.dtype)
 
 
 # -- slots ------------------------------------------------------------------------------------
