@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -17,7 +18,7 @@ from rewright.cli.doctor import doctor
 from rewright.cli.generate import generate
 from rewright.cli.graph import app as graph_app
 from rewright.cli.score import score
-from rewright.ir.errors import CompilerBug, RewrightError, UserError
+from rewright.ir.errors import CompilerBug, MachineError, RewrightError, UserError
 
 # typer brings its own copy of click in newer releases, so its exceptions are found through its exports.
 _ClickException: Any = typer.BadParameter.__mro__[2]
@@ -66,6 +67,8 @@ def _run(application: typer.Typer, name: str) -> NoReturn:
     arguments = [a for a in sys.argv[1:] if a != "--traceback"]
     show_trace = len(arguments) < len(sys.argv) - 1
     command = typer.main.get_command(application)
+    if sys.stdout is None:  # closed by whoever started this: results are not wanted
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text in any encoding
     if f"_{name.upper()}_COMPLETE" in os.environ:
@@ -83,8 +86,7 @@ def _run(application: typer.Typer, name: str) -> NoReturn:
         output.error("interrupted")
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout has gone (a pager was closed): nothing is wrong, nobody listens.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # its reader has gone (a pager was closed): nothing is wrong, nobody listens
         code = 0
     except UserError as e:
         if show_trace:
@@ -92,10 +94,24 @@ def _run(application: typer.Typer, name: str) -> NoReturn:
         output.error(str(e))
         code = e.exit_code
     except Exception as e:
-        traceback.print_exc()
-        kind = "" if isinstance(e, CompilerBug) else f"{type(e).__name__}: "
-        output.error(
-            f"this is a bug in Rewright: {kind}{e}\n  -> report it with the command and the lines above"
-        )
-        code = e.exit_code if isinstance(e, RewrightError) else EXIT_BUG
+        code = _exit_code_of(e)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _exit_code_of(error: Exception) -> int:
+    """Report an exception that no part of Rewright raised on purpose, or that is its own bug."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        _drop_stdout()
+        output.error(f"cannot write: {error.strerror}\n  -> free some space, or write elsewhere")
+        return MachineError.exit_code
+    traceback.print_exc()
+    kind = "" if isinstance(error, CompilerBug) else f"{type(error).__name__}: "
+    output.error(
+        f"this is a bug in Rewright: {kind}{error}\n  -> report it with the command and the lines above"
+    )
+    return error.exit_code if isinstance(error, RewrightError) else EXIT_BUG
+
+
+def _drop_stdout() -> None:
+    """Forget what stdout still holds, so that the end of the process does not fail on it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

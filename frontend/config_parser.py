@@ -65,6 +65,12 @@ _INTS = {
     "sliding_window": 1,
     "vocab_size": 1,
 }
+_LARGEST = 2**31 - 1
+"""Sizes, ids and positions are int32 in a graph."""
+
+_MOST = {"hc_sinkhorn_iters": 1000, "n_routed_experts": 65_536, "num_hidden_layers": 10_000}
+"""Numbers of things that are built or run one by one: far above any model, low enough to finish."""
+
 _FLOATS = (
     "compress_rope_theta",
     "hc_eps",
@@ -141,7 +147,10 @@ class ConfigParser:
             )
 
     def _int(self, d: Mapping[str, Any], key: str, least: int, prefix: str = "") -> int | None:
-        return self._get(d, key, lambda v: _is_int(v) and v >= least, f"an integer >= {least}", prefix)
+        most = _MOST.get(key, _LARGEST)
+        too_large = _is_int(d.get(key)) and d[key] > most
+        text = f"an integer <= {most}" if too_large else f"an integer >= {least}"
+        return self._get(d, key, lambda v: _is_int(v) and least <= v <= most, text, prefix)
 
     def _positive(self, d: Mapping[str, Any], key: str, prefix: str = "") -> float | None:
         value = self._get(d, key, _is_positive, "a finite number > 0", prefix)

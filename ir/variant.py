@@ -13,6 +13,7 @@ from typing import Any
 from rewright.ir.errors import UsageError
 
 ALIGN = 128
+LARGEST = 2**31 - 1
 BUCKETS = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
 
 
@@ -66,8 +67,8 @@ class Limits:
     def of(cls, max_context: int, max_batch: int, chunk: int, position_limit: int) -> Limits:
         """Checked limits; `UsageError` names the option that is out of range."""
         for option, value in (("--max-context", max_context), ("--max-batch", max_batch), ("--chunk", chunk)):
-            if value < 1:
-                raise UsageError(f"{option} {value} is not positive")
+            if not 1 <= value <= LARGEST:
+                raise UsageError(f"{option} {value} is not from 1 to {LARGEST}")
         rounded = -(-max_context // ALIGN) * ALIGN
         if max_context > position_limit:
             raise UsageError(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rewright.ir.errors import MachineError
+from rewright.ir.graph import type_of_value
 from rewright.ir.interpret import Interpreter, empty_state
 from rewright.ir.variant import Variant, smallest_capacity
 from rewright.runtime.load import Artifact
@@ -33,8 +36,9 @@ class ReferenceModel:
         self._artifact = artifact
         self._weights = artifact.weights()
         self._interpreters: dict[Variant, Interpreter] = {}
-        first = min(artifact.manifest.variants)
-        self.state = empty_state(self._interpreter(first).graph)
+        graph = self._interpreter(min(artifact.manifest.variants)).graph
+        _require_memory(sum(type_of_value(n).nbytes for n in graph.of_kind("state")))
+        self.state = empty_state(graph)
 
     def step(self, rows: Sequence[Row], *, all_positions: bool = False) -> Tensor:
         """Run one step and update the state.
@@ -76,6 +80,17 @@ class ReferenceModel:
         if variant not in self._interpreters:
             self._interpreters[variant] = Interpreter(self._artifact.graph(variant), self._weights)
         return self._interpreters[variant]
+
+
+def _require_memory(needed: int) -> None:
+    """Refuse a state that this machine cannot hold."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise MachineError(
+            f"the state needs {needed:,} bytes, this machine has {memory:,}",
+            where="memory",
+            fix="compile with a smaller --max-context or --max-batch",
+        )
 
 
 def _vector(value: int) -> Tensor:

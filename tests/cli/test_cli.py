@@ -22,7 +22,7 @@ from rewright.codegen import artifact
 from rewright.ir.errors import CompilerBug, Refused
 from rewright.ir.parser import parse
 from rewright.ir.printer import print_graph
-from rewright.runtime import load, machine
+from rewright.runtime import load, machine, reference
 
 COMMANDS = [
     (),
@@ -186,6 +186,24 @@ class TestErrors:
             stderr = running.stderr.read()
         assert (running.returncode, stderr) == (0, b"")
 
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+    def test_a_full_device_is_4(self) -> None:
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-m", "rewright", "doctor"]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 4
+        assert "cannot write" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_a_state_beyond_the_memory_is_4(
+        self, cli: Cli, compiled_tiny: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reference.os, "sysconf", lambda name: 1)
+        done = cli("generate", compiled_tiny, "-p", "a")
+        assert (done.code, done.stdout) == (4, "")
+        assert "the state needs" in done.stderr
+        assert "--max-batch" in done.stderr
+
     def test_the_process_itself_exits_with_the_code(self, run_cli: Cli, tmp_path: Path) -> None:
         done = run_cli("graph", "dump", tmp_path / "none")
         assert (done.code, done.stdout) == (3, "")
@@ -214,10 +232,10 @@ class TestCompile:
         ("option", "value", "says"),
         [
             ("--numerics", "fp7", "faithful"),
-            ("--max-context", "0", "--max-context 0 is not positive"),
+            ("--max-context", "0", "--max-context 0 is not from 1 to 2147483647"),
             ("--max-context", "65537", "choose at most 65536"),
-            ("--max-batch", "0", "--max-batch 0 is not positive"),
-            ("--chunk", "-5", "--chunk -5 is not positive"),
+            ("--max-batch", "0", "--max-batch 0 is not from 1 to 2147483647"),
+            ("--chunk", "-5", "--chunk -5 is not from 1 to 2147483647"),
         ],
     )
     def test_options_out_of_range(

@@ -41,9 +41,10 @@ def test_context_is_rounded_up(asked: int, rounded: int) -> None:
 @pytest.mark.parametrize(
     ("max_context", "max_batch", "chunk", "message"),
     [
-        (0, 1, 1, "--max-context 0 is not positive"),
-        (1, 0, 1, "--max-batch 0 is not positive"),
-        (1, 1, -5, "--chunk -5 is not positive"),
+        (0, 1, 1, "--max-context 0 is not from 1 to 2147483647"),
+        (1, 10**12, 1, "--max-batch 1000000000000 is not from 1 to 2147483647"),
+        (1, 0, 1, "--max-batch 0 is not from 1 to 2147483647"),
+        (1, 1, -5, "--chunk -5 is not from 1 to 2147483647"),
         (5001, 1, 1, "--max-context 5001 is beyond the model's 5000 positions"),
     ],
 )
