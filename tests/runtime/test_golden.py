@@ -100,10 +100,10 @@ def test_likelihoods_agree_up_to_ties(
 ) -> None:
     """Mean NLL of texts of 513 tokens, with ties of the indexer broken as the golden run broke them.
 
-    Index scores are bf16, so exact ties are common. In about 6 % of the queries that see more
-    entries than they keep, the two sets differ, by tied entries only, and that alone moves the mean
-    NLL of a text by up to 0.007. With torch.topk on our side as well the largest difference is
-    0.0021, and four of the six texts agree almost bit by bit.
+    Index scores are bf16, so exact ties are common. In about 6 % of the queries of these texts the two
+    sets differ, by tied entries only, and that alone moves the mean NLL of a text by up to 0.007. With
+    torch.topk on our side as well the largest difference is 0.0021, and four of the six texts agree to
+    2e-4.
     """
     monkeypatch.setattr(registry()["index_topk"], "reference", topk_like_torch)
     texts = {name: case["ids"] for name, case in cases.items() if case.get("nll")}
