@@ -136,7 +136,8 @@ def _to_graph(recorded: torch.fx.Graph, tracer: _Tracer, model: Model, variant: 
             graph.finish({"logits": mapped[logits]}, {name: mapped[v] for name, v in states.items()})
         elif isinstance(node.target, torch._ops.OpOverload) and not _nodes_in(node.kwargs.values()):
             op = op_of(node.target)
-            names = result_names(op, join(node.meta["path"], node.meta["role"]))
+            base = join(node.meta["path"], node.meta["role"])
+            names = result_names(op, base, node.kwargs)
             operands = [None if a is None else mapped[a] for a in node.args]
             mapped[node] = graph.call(op, operands, node.kwargs, names=names, module=node.meta["module"])
         elif node.target is operator.getitem and node.args[0] in mapped and isinstance(node.args[1], int):

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import networkx as nx
 import torch.fx
 from torch.fx import Node
 
@@ -25,7 +26,7 @@ LEAVES = ("input", "state", "weight", "constant")
 
 
 def kind_of(node: Node) -> str:
-    """input | state | weight | constant | op | item | output."""
+    """input | state | weight | constant | op | item | output, or erased (in no graph any more)."""
     return node.meta["kind"]
 
 
@@ -48,6 +49,20 @@ def type_of_value(value: Node) -> ValueType:
 def operands_of(node: Node) -> tuple[Node | None, ...]:
     """Operand values of an op node in the op's order; None where an optional one is absent."""
     return node.args  # type: ignore[return-value]
+
+
+def result_index(value: Node) -> int:
+    """Which of its producer's results a value is."""
+    return value.args[1] if kind_of(value) == "item" else 0  # type: ignore[return-value]
+
+
+def updated_state(value: Node) -> Node | None:
+    """The state value of which an op's result is the next one, None if it is no state's."""
+    node = producer_of(value)
+    if kind_of(node) != "op":
+        return None
+    at = op_of(node.target).updated(dict(node.kwargs)).get(result_index(value))
+    return None if at is None else operands_of(node)[at]
 
 
 def producer_of(value: Node) -> Node:
@@ -96,13 +111,17 @@ class Graph:
         rule: str | None = None,
     ) -> Node:
         """Append an op call and infer its types; `CompilerBug` if the operands do not fit."""
-        types = self.infer(op, operands, attrs, where=names[0])
-        node = self.fx.create_node(
-            "call_function", op.target, tuple(operands), op.given_attrs(dict(attrs)), _identifier(names[0])
-        )
-        if len(names) != len(op.outputs):
-            raise CompilerBug(f"{op.name} has {len(op.outputs)} results, not {len(names)}")
-        return self._register(node, "op", tuple(names), types, module, rule)
+        node = self._call(op, operands, attrs, names[0])
+        if len(names) != len(node.meta["types"]):
+            raise CompilerBug(f"{op.name} has {len(node.meta['types'])} results, not {len(names)}")
+        return self._register(node, "op", tuple(names), node.meta["types"], module, rule)
+
+    def _call(self, op: Op, operands: Sequence[Node | None], attrs: Mapping[str, Any], where: str) -> Node:
+        types = self.infer(op, operands, attrs, where=where)
+        given = op.given_attrs(dict(attrs))
+        node = self.fx.create_node("call_function", op.target, tuple(operands), given, _identifier(where))
+        node.meta["types"] = types
+        return node
 
     @staticmethod
     def infer(
@@ -126,7 +145,8 @@ class Graph:
         with self.fx.inserting_after(node):
             item = self.fx.create_node("call_function", operator.getitem, (node, index))
         item.meta["kind"] = "item"
-        self._values[node.meta["names"][index]] = item
+        if name := node.meta["names"][index]:
+            self._values[name] = item
         return item
 
     def finish(self, results: Mapping[str, Node], next_state: Mapping[str, Node]) -> None:
@@ -150,6 +170,90 @@ class Graph:
             self._values[name] = node
         return node
 
+    # -- rewriting --------------------------------------------------------------------------
+
+    def insert(
+        self,
+        before: Node,
+        op: Op,
+        operands: Sequence[Node | None],
+        attrs: Mapping[str, Any],
+        *,
+        module: str,
+        rule: str,
+        where: str,
+    ) -> Node:
+        """A call in front of `before` without names: `name_results` gives it those that it takes over.
+
+        `where` is what an error about it is reported at.
+        """
+        with self.fx.inserting_before(before):
+            node = self._call(op, operands, attrs, where)
+        node.meta.update(kind="op", names=("",) * len(node.meta["types"]), module=module, rule=rule)
+        return node
+
+    def insert_leaf(self, before: Node, kind: str, name: str, type: ValueType, module: str) -> Node:
+        """A weight or constant in front of `before`."""
+        with self.fx.inserting_before(before):
+            return self.leaf(kind, name, type, module)
+
+    def name_results(self, node: Node, names: Sequence[str]) -> None:
+        """Name the results of a node that `insert` made."""
+        self._register(node, "op", tuple(names), node.meta["types"], node.meta["module"], node.meta["rule"])
+        for user in node.users:
+            if kind_of(user) == "item":
+                self._values[names[user.args[1]]] = user  # type: ignore[index]
+
+    def redirect(self, old: Node, new: Node) -> None:
+        """Let every reader of a value, the output included, read another one instead."""
+        old.replace_all_uses_with(new)
+
+    def erase(self, node: Node) -> None:
+        """Remove an op that nobody reads, and weights and constants that only it read."""
+        operands = [v for v in operands_of(node) if v is not None]
+        for item in list(node.users):
+            if kind_of(item) == "item" and not item.users:
+                self.fx.erase_node(item)
+        if node.users:
+            users = [r for u in node.users for r in ([u] if kind_of(u) != "item" else u.users)]
+            readers = ", ".join(sorted({_describe(u) for u in users}))
+            raise CompilerBug(f"{node.meta['names'][0]} is erased while {readers} reads it")
+        for name in node.meta["names"]:
+            self._values.pop(name, None)
+        self.fx.erase_node(node)
+        node.meta["kind"] = "erased"
+        for leaf in dict.fromkeys(operands):
+            if kind_of(leaf) in ("weight", "constant") and not leaf.users:
+                del self._values[name_of(leaf)]
+                self.fx.erase_node(leaf)
+
+    def settle(self, first: Node, last: Node) -> None:
+        """Sort the nodes from `first` to `last` so that each comes after what it reads.
+
+        Otherwise their order stays; weights and constants move to their first reader.
+        """
+        window = [first]
+        while window[-1] is not last:
+            window.append(window[-1].next)
+            if window[-1].op == "root":
+                raise CompilerBug(f"{_describe(first)} does not come before {_describe(last)}")
+        place = {node: i for i, node in enumerate(window)}
+        order = nx.DiGraph()
+        order.add_nodes_from(window)
+        for node in window:
+            order.add_edges_from((operand, node) for operand in node.all_input_nodes if operand in place)
+            if kind_of(node) in ("weight", "constant"):
+                readers = [place[user] for user in node.users if user in place]
+                place[node] = min(readers, default=place[node])
+        anchor = first.prev
+        rank = {
+            node: (at, kind_of(node) not in ("weight", "constant"), i)
+            for i, (node, at) in enumerate(place.items())
+        }
+        for node in nx.lexicographical_topological_sort(order, key=rank.__getitem__):
+            anchor.append(node)
+            anchor = node
+
     # -- reading ----------------------------------------------------------------------------
 
     @property
@@ -159,7 +263,7 @@ class Graph:
 
     def of_kind(self, *kinds: str) -> list[Node]:
         """Nodes of the given kinds, in order."""
-        return [n for n in self.fx.nodes if kind_of(n) in kinds]
+        return [n for n in self.fx.nodes if n.meta["kind"] in kinds]
 
     @property
     def ops(self) -> list[Node]:
@@ -216,6 +320,9 @@ class Graph:
                     module=meta["module"],
                     rule=meta["rule"],
                 )
+                mapped[node].meta["types"] = meta[
+                    "types"
+                ]  # with their layouts, which inference does not know
             elif kind == "item":
                 mapped[node] = new.result(mapped[node.args[0]], node.args[1])  # type: ignore[index,arg-type]
             else:
@@ -265,14 +372,18 @@ class Graph:
         return self.name, self.stage, self.attrs, nodes
 
 
-def result_names(op: Op, base: str) -> tuple[str, ...]:
-    """Names of an op's results for a node called `base`."""
-    return tuple(join(base, role) for role in op.outputs)
+def result_names(op: Op, base: str, attrs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of a call's results for a node called `base`."""
+    return tuple(join(base, role) for role in op.roles(dict(attrs)))
 
 
 def op_named(name: str) -> Op:
     """The op called `name`; `KeyError` if there is none."""
     return registry()[name]
+
+
+def _describe(node: Node) -> str:
+    return "the output" if kind_of(node) == "output" else name_of(producer_of(node))
 
 
 def _identifier(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.fx import Node
 
 from rewright.ir.errors import CompilerBug
 from rewright.ir.graph import Graph, kind_of, name_of, operands_of, producer_of, type_of_value
-from rewright.ir.op import op_of
+from rewright.ir.op import op_of, results_of
 from rewright.ir.types import ValueType, type_of
 
 
@@ -81,9 +82,11 @@ class Interpreter:
             op = op_of(node.target)
             operands = tuple(-1 if v is None else self._register[v] for v in operands_of(node))
             dead = tuple(r for r in set(operands) if r >= 0 and last_use[r] == at and self._fixed[r] is None)
-            run = op.functional
-            if op.updates is not None and operands[op.operands.index(op.updates)] in dead:
-                run = op.reference
+            # A state with a later reader of its old value is updated in a copy.
+            shared = frozenset(
+                op.operands[at] for at in op.updated(dict(node.kwargs)).values() if operands[at] not in dead
+            )
+            run = partial(op.run, shared) if shared else op.reference
             results = self._result_registers(node)
             unused = tuple(r for r in results if r >= 0 and r not in last_use and r not in kept)
             steps.append(_Step(run, operands, dict(node.kwargs), results, node.meta["names"], dead + unused))
@@ -126,8 +129,7 @@ class Interpreter:
         for step in self._steps:
             arguments = [None if r < 0 else registers[r] for r in step.operands]
             produced = step.run(*arguments, **step.attrs)
-            values = produced if isinstance(produced, tuple) else (produced,)
-            for register, name, value in zip(step.results, step.names, values, strict=True):
+            for register, name, value in zip(step.results, step.names, results_of(produced), strict=True):
                 if overrides and name in overrides:
                     value = overrides[name]
                 if observe is not None:

@@ -9,8 +9,10 @@
 
 The schema is read from the signature: tensors are positional, attributes keyword-only. The op is
 registered with torch.library, so torch.fx traces it whole and fx tools work on it. An op is pure:
-`updates` names a state operand that the reference writes in place; registration and interpreter
-copy that operand first wherever its old value is still needed.
+`updates` names the state operands that the reference writes in place; registration and interpreter
+copy such an operand first wherever its old value is still needed.
+
+A fused op is written as the composition of other ops and gets its hooks from them: `compose.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from __future__ import annotations
 import inspect
 import types
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,11 +35,35 @@ from rewright.ir.errors import CompilerBug
 from rewright.ir.types import ValueType, type_of
 
 Types = tuple[ValueType, ...]
+Roles = tuple[str, ...]
 Operands = tuple[Tensor | None, ...]
 Attrs = dict[str, Any]
 
 _LIBRARY = torch.library.Library("rewright", "DEF")
 _REGISTRY: dict[str, Op] = {}
+_BY_TARGET: dict[Any, Op] = {}
+
+
+# Set while a fused op's reference runs: its parts then run as references too, states in place.
+_composing: ContextVar[bool] = ContextVar("composing", default=False)
+
+
+@contextmanager
+def composing() -> Iterator[None]:
+    """Calls of ops within the block run their references directly."""
+    token = _composing.set(True)
+    try:
+        yield
+    finally:
+        _composing.reset(token)
+
+
+class Symbol(ABC):
+    """A stand-in for a tensor: an op called on one asks it what the call means."""
+
+    @abstractmethod
+    def call(self, op: Op, operands: tuple[Any, ...], attrs: Attrs) -> Any:
+        """What `op(*operands, **attrs)` gives, this symbol being among the operands."""
 
 
 class TypeMismatch(Exception):
@@ -120,10 +149,13 @@ class Op:
         operands: tensor operands in order; `optional` holds those that may be absent.
         attrs: attribute names in signature order with their defaults (`inspect.Parameter.empty`
             where required); `attr_types` are their annotations.
-        outputs: role of each result; a result's name is the node's name with the role appended.
-        updates: state operand of which the single result is the next value, or None.
+        outputs: role of each result, a function of the attributes where these decide which results
+            there are (such an op gives a list); a result's name is the node's with the role appended.
+        updates: state operand by the role of the result that is its next value.
         since: first stage at which the op may appear.
         target: the torch overload that fx nodes call.
+        dense: operands whose rows must lie back to back; all others may have padded rows.
+        composition: of a fused op the function over ops that defines it (`compose.py`), else None.
     """
 
     name: str
@@ -132,13 +164,19 @@ class Op:
     optional: frozenset[str]
     attrs: dict[str, Any]
     attr_types: Mapping[str, Any]
-    outputs: tuple[str, ...]
-    updates: str | None
+    outputs: Roles | Callable[[Attrs], Roles]
+    updates: Mapping[str, str]
     since: str
     schema: str
     target: Any = None
     tolerance: Tolerance = field(default_factory=Tolerance)
+    composition: Callable[..., Any] | None = None
+    dense: frozenset[str] = frozenset()
     _infer: Callable[..., Types] | None = None
+    _inferred: dict[tuple[tuple[ValueType | None, ...], str], Types] = field(default_factory=dict, repr=False)
+    _estimated: dict[tuple[tuple[ValueType | None, ...], str, int], Cost] = field(
+        default_factory=dict, repr=False
+    )
     _cost: Callable[[Call], Cost] | None = None
     _examples: Callable[[Examples], Iterator[Example]] | None = None
 
@@ -160,8 +198,28 @@ class Op:
         self._examples = hook
         return hook
 
+    def roles(self, attrs: Attrs) -> Roles:
+        """Role of each result of a call with these attributes."""
+        return self.outputs(self.bind_attrs(attrs)) if callable(self.outputs) else self.outputs
+
+    def updated(self, attrs: Attrs) -> dict[int, int]:
+        """Of a call with these attributes: position of the state operand by that of its next value."""
+        if not self.updates:
+            return {}
+        roles = self.roles(attrs)
+        return {roles.index(role): self.operands.index(state) for role, state in self.updates.items()}
+
     def infer_types(self, operands: tuple[ValueType | None, ...], attrs: Attrs) -> Types:
-        """Types of the results; `TypeMismatch` if the operands do not fit."""
+        """Types of the results, rows back to back; `TypeMismatch` if the operands do not fit."""
+        operands = tuple(None if t is None else t.dense for t in operands)
+        # A model asks the same of every layer and after every pass. repr tells 1 from 1.0 and True.
+        key = operands, repr(attrs)
+        found = self._inferred.get(key)
+        if found is None:
+            found = self._inferred[key] = self._infer_types(operands, attrs)
+        return found
+
+    def _infer_types(self, operands: tuple[ValueType | None, ...], attrs: Attrs) -> Types:
         if self._infer is None:
             raise CompilerBug(f"op {self.name} has no infer hook")
         count = len(self.operands)
@@ -181,6 +239,14 @@ class Op:
 
     def estimate(self, operands: tuple[ValueType | None, ...], attrs: Attrs, context: int) -> Cost:
         """Cost of one execution with `context` tokens of the sequence visible afterwards."""
+        key = operands, repr(attrs), context
+        found = self._estimated.get(key)
+        if found is None:
+            found = self._estimated[key] = self._estimate(operands, attrs, context)
+        return found
+
+    def _estimate(self, operands: tuple[ValueType | None, ...], attrs: Attrs, context: int) -> Cost:
+        operands = tuple(None if t is None else t.dense for t in operands)
         present = {n: t for n, t in zip(self.operands, operands, strict=True) if t is not None}
         call = Call(present, self.infer_types(operands, attrs), self.bind_attrs(attrs), context)
         return self._cost(call) if self._cost else call.cost()
@@ -210,27 +276,35 @@ class Op:
 
     def functional(self, *operands: Tensor | None, **attrs: Any) -> Any:
         """Run the reference without touching any operand."""
-        if self.updates is not None:
-            at = self.operands.index(self.updates)
-            state = operands[at]
-            assert state is not None
-            operands = (*operands[:at], state.clone(), *operands[at + 1 :])
-        return self.reference(*operands, **attrs)
+        return self.run(frozenset(self.updates.values()), *operands, **attrs)
+
+    def run(self, shared: frozenset[str], *operands: Tensor | None, **attrs: Any) -> Any:
+        """Run the reference on copies of the state operands that are `shared` with a later reader."""
+        given = [
+            o.clone() if o is not None and name in shared else o
+            for name, o in zip(self.operands, operands, strict=True)
+        ]
+        return self.reference(*given, **attrs)
 
     def __call__(self, *operands: Any, name: str | None = None, **attrs: Any) -> Any:
-        """Run the op, or record it when an operand is being traced.
+        """Run the op, or record it when an operand is being traced or is a symbol.
 
         Args:
             name: role of the result within its module, the stable name of the node; "" gives it
                 the module's own path, and without it the op's name is the role.
         """
+        for operand in operands:
+            if isinstance(operand, Symbol):
+                return operand.call(self, operands, attrs)
+        if _composing.get():
+            return self.reference(*operands, **attrs)
         result = self.target(*operands, **attrs)
         if not isinstance(result, Proxy):
             return result
         result.node.meta["role"] = self.name if name is None else name
-        if len(self.outputs) == 1:
+        if not callable(self.outputs) and len(self.outputs) == 1:
             return result
-        return tuple(result[i] for i in range(len(self.outputs)))  # pyright: ignore[reportIndexIssue]
+        return tuple(result[i] for i in range(len(self.roles(attrs))))  # pyright: ignore[reportIndexIssue]
 
 
 def _is_of(value: Any, hint: Any) -> bool:
@@ -269,9 +343,17 @@ class Examples:
 
 
 def op(
-    *, outputs: tuple[str, ...] = ("",), updates: str | None = None, since: str = "traced"
+    *,
+    outputs: Roles | Callable[[Attrs], Roles] = ("",),
+    updates: str | Mapping[str, str] | None = None,
+    since: str = "traced",
+    dense: frozenset[str] = frozenset(),
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Register the decorated reference function as a graph op of the same name."""
+    """Register the decorated reference function as a graph op of the same name.
+
+    A single state operand that the single result updates may be given as `updates="ring"`.
+    """
+    updated = {"": updates} if isinstance(updates, str) else dict(updates or {})
 
     def register(reference: Callable[..., Any]) -> Op:
         name = reference.__name__
@@ -288,16 +370,17 @@ def op(
             attrs={p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY},
             attr_types={p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY},
             outputs=outputs,
-            updates=updates,
+            updates=updated,
             since=since,
-            schema=torch.library.infer_schema(reference, mutates_args=(), op_name=name),
+            dense=dense,
+            schema=torch.library.infer_schema(inspect.unwrap(reference), mutates_args=(), op_name=name),
         )
         _LIBRARY.define(result.schema)
         _LIBRARY.impl(name, result.functional, "CPU")
         _LIBRARY.impl(name, _meta_kernel(result), "Meta")
         result.target = getattr(torch.ops.rewright, name).default
         result.__doc__ = reference.__doc__
-        _REGISTRY[name] = result
+        _REGISTRY[name] = _BY_TARGET[result.target] = result
         return result
 
     return register
@@ -307,9 +390,16 @@ def _meta_kernel(op: Op) -> Callable[..., Any]:
     def meta(*operands: Tensor | None, **attrs: Any) -> Any:
         inferred = op.infer_types(tuple(None if t is None else type_of(t) for t in operands), attrs)
         results = tuple(t.empty("meta") for t in inferred)
+        if callable(op.outputs):
+            return list(results)
         return results[0] if len(results) == 1 else results
 
     return meta
+
+
+def results_of(produced: Any) -> tuple[Any, ...]:
+    """What an op gave as a tuple, of a single result too."""
+    return tuple(produced) if isinstance(produced, (tuple, list)) else (produced,)
 
 
 def registry() -> Mapping[str, Op]:
@@ -321,4 +411,4 @@ def registry() -> Mapping[str, Op]:
 
 def op_of(target: Any) -> Op:
     """The op that an fx node's target calls."""
-    return _REGISTRY[target._schema.name.removeprefix("rewright::")]
+    return _BY_TARGET[target]

@@ -103,8 +103,9 @@ class _Parser:
         op = registry()[op_name]
         names = [self._name(t, self.heading) for t in names_text.split(", ")]
         operands = [self._operand(graph, t) for t in operands_text.split(", ")] if operands_text else []
-        if len(operands) != len(op.operands):
+        if len(operands) > len(op.operands):
             raise ValueError(f"{op_name} takes {len(op.operands)} operands, not {len(operands)}")
+        operands += [None] * (len(op.operands) - len(operands))  # absent ones at the end are not printed
         node = graph.call(op, operands, _parse_attrs(attrs_text), names=names, module=self.heading, rule=rule)
         stated: list[ValueType] = [parse_type(t) for t in types_text.split(", ")]
         # What the text says stands, right or wrong; the verifier compares it with re-inference.

@@ -54,9 +54,10 @@ def print_node(node: Node, heading: str) -> str:
     types = ", ".join(str(t) for t in node.meta["types"])
     if kind_of(node) != "op":
         return f"{'constant ' if kind_of(node) == 'constant' else ''}{names} : {types}"
-    operands = ", ".join(
-        "_" if v is None else _value(kind_of(v), name_of(v), heading) for v in operands_of(node)
-    )
+    present = list(operands_of(node))
+    while present and present[-1] is None:
+        present.pop()
+    operands = ", ".join("_" if v is None else _value(kind_of(v), name_of(v), heading) for v in present)
     rule = f"  // {node.meta['rule']}" if node.meta["rule"] else ""
     return f"{names} : {types} = {op_of(node.target).name}({operands}){_attrs(node.kwargs)}{rule}"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from rewright.ir.graph import Graph, kind_of, name_of, operands_of, type_of_value
+from rewright.ir.graph import Graph, kind_of, name_of, operands_of, type_of_value, updated_state
 from rewright.ir.op import Cost, op_of
 
 
@@ -65,9 +65,9 @@ def traffic(graph: Graph, context: int | None = None) -> Traffic:
 
 
 def _kind_read(value: Node) -> str:
-    kind = kind_of(value)
-    if kind == "op" and op_of(value.target).updates is not None:
+    if updated_state(value) is not None:
         return "state"
+    kind = kind_of(value)
     return "op" if kind == "item" else kind
 
 

@@ -16,6 +16,9 @@ import torch
 
 from rewright.ir.errors import CompilerBug
 
+ROW_ALIGN = 128
+"""Bytes to which rows of activations and bases of tensors are aligned."""
+
 
 class DType(Enum):
     """Element type: the name used in graph text, the bits of one element, the torch dtype."""
@@ -65,10 +68,17 @@ def dtype_from_torch(dtype: torch.dtype) -> DType:
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """Type of one value: element type and logical shape (elements, not bytes)."""
+    """Type of one value: element type, logical shape (elements, not bytes) and layout.
+
+    Attributes:
+        dtype, shape: what the values are.
+        pitch: bytes from one row (the last axis) to the next; None where rows lie back to back. Only
+            activations have one, and only from stage `layout` on.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
+    pitch: int | None = None
 
     @property
     def numel(self) -> int:
@@ -89,6 +99,19 @@ class ValueType:
             raise CompilerBug(f"{self}: the last axis of a packed type must be a multiple of {pack}")
         return (*self.shape[:-1], self.shape[-1] // pack)
 
+    @property
+    def dense(self) -> ValueType:
+        """The same type with its rows back to back."""
+        return self if self.pitch is None else ValueType(self.dtype, self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row without padding."""
+        return (self.shape[-1] * self.dtype.bits + 7) // 8
+
+    def with_pitch(self, pitch: int | None) -> ValueType:
+        return ValueType(self.dtype, self.shape, pitch)
+
     def with_shape(self, *shape: int) -> ValueType:
         return ValueType(self.dtype, tuple(shape))
 
@@ -100,7 +123,8 @@ class ValueType:
         return torch.empty(self.storage_shape, dtype=self.dtype.torch_dtype, device=device)
 
     def __str__(self) -> str:
-        return f"{self.dtype.text}[{','.join(map(str, self.shape))}]"
+        pitch = "" if self.pitch is None else f"|{self.pitch}"
+        return f"{self.dtype.text}[{','.join(map(str, self.shape))}{pitch}]"
 
 
 def type_of(tensor: torch.Tensor) -> ValueType:
@@ -114,7 +138,8 @@ def type_of(tensor: torch.Tensor) -> ValueType:
 
 def parse_type(text: str) -> ValueType:
     """Read back what `str(ValueType)` printed; `ValueError` if `text` is not a type."""
-    match = re.fullmatch(r"(\w+)\[((?:[0-9]+(?:,[0-9]+)*)?)\]", text)
+    match = re.fullmatch(r"(\w+)\[((?:[0-9]+(?:,[0-9]+)*)?)(?:\|([0-9]+))?\]", text)
     if match is None or match[1] not in _BY_TEXT:
         raise ValueError(f"not a type: {text!r}")
-    return ValueType(_BY_TEXT[match[1]], tuple(int(d) for d in match[2].split(",") if d))
+    shape = tuple(int(d) for d in match[2].split(",") if d)
+    return ValueType(_BY_TEXT[match[1]], shape, int(match[3]) if match[3] else None)

@@ -9,7 +9,7 @@ from torch.fx import Node
 from rewright.ir.errors import VerifyError
 from rewright.ir.graph import STAGES, Graph, kind_of, name_of, operands_of, type_of_value
 from rewright.ir.op import TypeMismatch, op_of
-from rewright.ir.types import ValueType
+from rewright.ir.types import ROW_ALIGN, ValueType
 
 
 def verify(graph: Graph, weights: Mapping[str, ValueType] | None = None) -> None:
@@ -24,13 +24,23 @@ def verify(graph: Graph, weights: Mapping[str, ValueType] | None = None) -> None
         raise VerifyError(graph.name, problems)
 
 
-def find_problems(graph: Graph, weights: Mapping[str, ValueType] | None = None) -> Iterator[str]:
-    """One line for each broken invariant."""
+def find_problems(
+    graph: Graph, weights: Mapping[str, ValueType] | None = None, trusted: Mapping[Node, object] | None = None
+) -> Iterator[str]:
+    """One line for each broken invariant.
+
+    Args:
+        graph: the graph.
+        weights: types of the weights and constants that exist, by name; not checked if None.
+        trusted: arguments (`node.args`) of op nodes whose types were inferred before; a node that still
+            has them is not inferred again.
+    """
     yield from _order(graph)
     yield from _names(graph)
-    yield from _types(graph)
+    yield from _types(graph, trusted or {})
     yield from _stage(graph)
     yield from _state(graph)
+    yield from _layouts(graph)
     if weights is not None:
         yield from _weights(graph, weights)
 
@@ -57,8 +67,10 @@ def _names(graph: Graph) -> Iterator[str]:
             seen.add(name)
 
 
-def _types(graph: Graph) -> Iterator[str]:
+def _types(graph: Graph, trusted: Mapping[Node, object]) -> Iterator[str]:
     for node in graph.ops:
+        if trusted.get(node) is node.args:
+            continue
         op = op_of(node.target)
         try:
             operands = tuple(None if v is None else type_of_value(v) for v in operands_of(node))
@@ -66,7 +78,7 @@ def _types(graph: Graph) -> Iterator[str]:
         except TypeMismatch as e:
             yield f"{_label(node)}: {op.name} cannot take its operands: {e}"
             continue
-        if inferred != node.meta["types"]:
+        if inferred != tuple(t.dense for t in node.meta["types"]):
             yield f"{_label(node)}: typed {_show(node.meta['types'])}, inferred {_show(inferred)}"
 
 
@@ -93,19 +105,41 @@ def _state(graph: Graph) -> Iterator[str]:
     last: dict[str, Node] = dict(states)
     for node in graph.ops:
         op = op_of(node.target)
-        if op.updates is None:
-            continue
-        before = dict(zip(op.operands, operands_of(node), strict=False)).get(op.updates)
-        if before is None or before not in origin:
-            yield f"{_label(node)}: {op.name} updates a value that is no state"
-            continue
-        name = origin[before]
-        if last[name] is not before:
-            yield f"{_label(node)}: updates {_label(before)}, but {_label(last[name])} is newer"
-        origin[node], last[name] = name, node
+        operands = operands_of(node)
+        for result, at in op.updated(dict(node.kwargs)).items():
+            before = operands[at] if at < len(operands) else None
+            if before is None or before not in origin:
+                yield f"{_label(node)}: {op.name} updates a value that is no state"
+                continue
+            name, after = origin[before], graph.result(node, result)
+            if last[name] is not before:
+                yield f"{_label(node)}: updates {_label(before)}, but {_label(last[name])} is newer"
+            origin[after], last[name] = name, after
     for name, value in following.items():
         if name in last and value is not last[name]:
             yield f"state {name}: its next value is {_label(value)}, not its last update {_label(last[name])}"
+
+
+def _layouts(graph: Graph) -> Iterator[str]:
+    """Padded rows are for activations, from stage `layout` on, and only where the reader can skip them."""
+    if all(t.pitch is None for node in graph.nodes for t in node.meta.get("types", ())):
+        return
+    placed = graph.stage in STAGES and STAGES.index(graph.stage) >= STAGES.index("layout")
+    for node in graph.nodes:
+        for name, type in zip(node.meta.get("names", ()), node.meta.get("types", ()), strict=True):
+            if type.pitch is None:
+                continue
+            if kind_of(node) != "op":
+                yield f"{kind_of(node)} {name} is {type}: only activations have padded rows"
+            elif not placed:
+                yield f"{name} is {type}: rows are padded from stage layout on"
+            elif type.pitch % ROW_ALIGN or type.pitch < type.row_bytes:
+                yield f"{name} is {type}: the pitch is no multiple of {ROW_ALIGN} that holds a row"
+        if kind_of(node) == "op":
+            op = op_of(node.target)
+            for name, value in zip(op.operands, operands_of(node), strict=False):
+                if value is not None and name in op.dense and type_of_value(value).pitch is not None:
+                    yield f"{_label(node)}: {op.name} needs {_label(value)} without padded rows"
 
 
 def _weights(graph: Graph, weights: Mapping[str, ValueType]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rewright.ir.types import DType, ValueType
 @op()
 def sparse_attention(
     q: Tensor,
-    kv: Tensor,
+    kv: Tensor | None,
     window: Tensor,
     compressed: Tensor | None,
     indices: Tensor | None,
@@ -35,8 +35,10 @@ def sparse_attention(
 
     Args:
         q: queries.
-        kv: [B,T,d] keys of this chunk.
-        window: [S,W,d] ring of earlier keys by position modulo W, before this chunk is written.
+        kv: [B,T,d] keys of this chunk; absent where the ring holds them already, which is right for
+            T = 1 only (the one row that is overwritten is out of sight).
+        window: [S,W,d] ring of earlier keys by position modulo W, with `kv` before this chunk is
+            written.
         compressed: [S,N/ratio,d] entries, those finished in this chunk included.
         indices: i32[B,T,k] entries to attend; negative or not yet visible ones are absent.
         sink: f32[H].
@@ -54,7 +56,7 @@ def sparse_attention(
     for b, (p, n, s) in enumerate(zip(pos.tolist(), n_valid.tolist(), slot.tolist(), strict=True)):
         if n == 0:
             continue
-        table, wanted = _window(kv[b, :n], window[s], p)
+        table, wanted = _window(None if kv is None else kv[b, :n], window[s], p, n)
         if compressed is not None:
             entries = compressed[s, : (p + n) // ratio]
             chosen = None if indices is None else indices[b, :n]
@@ -73,12 +75,13 @@ _GATHER_ELEMENTS = 1 << 25
 """Gathered key elements held at once."""
 
 
-def _window(chunk: Tensor, ring: Tensor, p: int) -> tuple[Tensor, Tensor]:
+def _window(chunk: Tensor | None, ring: Tensor, p: int, n: int) -> tuple[Tensor, Tensor]:
     """Keys of positions max(0, p-W+1) .. p+n-1, and for each of the n queries its W oldest-first
     rows of that table (-1: none)."""
-    size, n = ring.shape[0], chunk.shape[0]
+    size = ring.shape[0]
     first = max(0, p - size + 1)
-    table = torch.cat([ring[torch.arange(first, p) % size], chunk])
+    past = ring[torch.arange(first, p if chunk is not None else p + n) % size]
+    table = past if chunk is None else torch.cat([past, chunk])
     at = p + torch.arange(n)[:, None]
     wanted = (at - size + 1).clamp_min(0) + torch.arange(min(size, p + n))
     return table, (wanted - first).masked_fill(wanted > at, -1)
@@ -109,7 +112,7 @@ def _attend(q: Tensor, table: Tensor, wanted: Tensor, sink: Tensor, scale: float
 @sparse_attention.infer
 def _(
     q: ValueType,
-    kv: ValueType,
+    kv: ValueType | None,
     window: ValueType,
     compressed: ValueType | None,
     indices: ValueType | None,
@@ -124,7 +127,8 @@ def _(
 ) -> Types:
     require(len(q.shape) == 4 and q.dtype.is_float, f"q is {q}, not a float [B,T,H,d]")
     batch, tokens, heads, dim = q.shape
-    require(kv == q.with_shape(batch, tokens, dim), f"kv {kv} does not fit q {q}")
+    require(kv is None or kv == q.with_shape(batch, tokens, dim), f"kv {kv} does not fit q {q}")
+    require(kv is not None or tokens == 1, f"the ring cannot hold the keys of {tokens} tokens for the first")
     require(window.dtype is q.dtype and window.shape[2:] == (dim,), f"window {window} does not fit q {q}")
     require((compressed is None) == (ratio == 0), "compressed entries and a ratio go together")
     if compressed is not None:
@@ -149,7 +153,7 @@ def _(call: Call) -> Cost:
     row = dim * q.dtype.bits // 8
     context = min(call.context, call.attrs["capacity"])
     old = min(max(context - tokens, 0), window.shape[1] - 1)
-    reads = {"window": batch * old * row}
+    reads = {"window": batch * (old + (tokens if "kv" not in call.operands else 0)) * row}
     keys = old + tokens
     if "compressed" in call.operands:
         entries = context // call.attrs["ratio"]
@@ -175,3 +179,5 @@ def _(gen: Examples):
         yield (q, kv, window, None, None, sink, *vectors), {**attrs, "ratio": 0}
         yield (q, kv, window, entries, None, sink, *vectors), attrs
         yield (q, kv, window, entries, gen.integers(-1, 9, 2, 3, 3), sink, *vectors), attrs
+        vectors = _vectors((13, 0), (1, 1), (2, 0))
+        yield (q[:, :1].clone(), None, window, entries, None, sink, *vectors), attrs

@@ -90,25 +90,27 @@ def _(gen: Examples):
 
 
 @op()
-def grouped_linear(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
-    """One matrix per group: [B,T,G,K], weight [G*R,K] -> [B,T,G,R] of x's dtype.
+def grouped_linear(x: Tensor, weight: Tensor, scale: Tensor | None, *, flat: bool = False) -> Tensor:
+    """One matrix per group: [B,T,G,K], weight [G*R,K] -> [B,T,G,R] of x's dtype, or [B,T,G*R] if `flat`.
 
     Rows g*R .. (g+1)*R-1 of the weight belong to group g. The activation is not quantised, also
     where the weight is stored as FP8: that is widened to x's dtype, exactly into bf16 for ordinary
     scales, and multiplied there (fp32 accumulation, rounded once).
     """
     matrices = dequantize_weight(weight, scale).to(x.dtype).unflatten(0, (x.shape[-2], -1))
-    return torch.einsum("btgk,grk->btgr", x, matrices).contiguous()
+    y = torch.einsum("btgk,grk->btgr", x, matrices).contiguous()
+    return y.flatten(2) if flat else y
 
 
 @grouped_linear.infer
-def _(x: ValueType, weight: ValueType, scale: ValueType | None) -> Types:
+def _(x: ValueType, weight: ValueType, scale: ValueType | None, *, flat: bool = False) -> Types:
     require_activation(x, None)
     require_weight(weight, scale)
     require(len(x.shape) == 4 and weight.shape[1] == x.shape[3], f"{x} and weight {weight} disagree on K")
     groups = x.shape[2]
     require(weight.shape[0] % groups == 0, f"{weight.shape[0]} rows are no multiple of {groups} groups")
-    return (x.with_shape(*x.shape[:3], weight.shape[0] // groups),)
+    tail = (weight.shape[0],) if flat else (groups, weight.shape[0] // groups)
+    return (x.with_shape(*x.shape[:2], *tail),)
 
 
 @grouped_linear.cost
@@ -119,4 +121,4 @@ def _(call: Call) -> Cost:
 @grouped_linear.examples
 def _(gen: Examples):
     yield (gen.randn(2, 3, 2, 256), gen.e4m3(256, 256), gen.e8m0(2, 2)), {}
-    yield (gen.randn(1, 1, 2, 64), gen.randn(16, 64), None), {}
+    yield (gen.randn(1, 1, 2, 64), gen.randn(16, 64), None), {"flat": True}

@@ -19,7 +19,7 @@ from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.frontend.trace import ModelCodeError
 from rewright.ir import ops
-from rewright.ir.graph import Graph, kind_of, name_of, operands_of, producer_of, type_of_value
+from rewright.ir.graph import Graph, kind_of, name_of, operands_of, producer_of, type_of_value, updated_state
 from rewright.ir.op import op_of
 from rewright.ir.printer import print_graph
 from rewright.ir.types import DType, ValueType
@@ -208,8 +208,7 @@ def test_every_state_comes_out_once(source: ModelSource, variant: Variant) -> No
     assert states.keys() == source.model.builder.states.keys() == graph.next_state.keys()
     for name, value in graph.next_state.items():
         assert name_of(value) == f"{name}.next"
-        assert op_of(value.target).updates is not None
-        assert operand(value, op_of(value.target).updates) is states[name]
+        assert updated_state(value) is states[name]
         assert type_of_value(value) == type_of_value(states[name])
     assert len(set(graph.next_state.values())) == len(states)
     # What a pass that removes dead code starts from: the output node keeps every update alive.

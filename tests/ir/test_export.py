@@ -388,7 +388,8 @@ def test_onnx_is_the_same_for_equal_graphs(decode: Graph) -> None:
 
 def test_onnx_format_is_the_oldest_that_has_the_types(tiny: list[Graph]) -> None:
     versions = {g.attrs["numerics"]: graph_to_onnx(g).ir_version for g in tiny}
-    assert versions == {"faithful": 12 if hasattr(TensorProto, "FLOAT8E8M0") else 11, "fp32": 8}
+    quantized = 12 if hasattr(TensorProto, "FLOAT8E8M0") else 11
+    assert versions == {"faithful": quantized, "bf16": quantized, "fp32": 8}
 
 
 def test_onnx_without_a_type_falls_back_to_bytes(decode: Graph, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ layers.0.attn:
   %rounded : bf16[1,4,256] = dequantize(%kv, %kv.scale, %kv_norm) {block=64, dims=[0, 192], out="bf16"}
   %window.next : bf16[2,8,256] = ring_write(%.layers.0.attn.window, %rounded, %.pos, %.n_valid, %.slot)
   constant @table : f32[16,256]
-  %wo : bf16[1,4,16] = linear(%rounded, _, @table, _) {out="bf16"}  // fold_example
+  %wo : bf16[1,4,16] = linear(%rounded, _, @table) {out="bf16"}  // fold_example
 
 .:
   %logits : bf16[1,16] = take_last(%layers.0.attn.wo, %n_valid)
@@ -63,12 +63,12 @@ next %layers.0.attn.window = %layers.0.attn.window.next
 
 def graph_of(op: Op) -> Graph:
     """Every example of an op, each as a call of its own with weights, constants and state where sensible."""
-    graph = Graph(f"all-{op.name}", attrs={"capacity": 32, "op": op.name})
+    graph = Graph(f"all-{op.name}", stage=op.since, attrs={"capacity": 32, "op": op.name})
     results, states = {}, {}
     calls = [(f"layers.{i}.part", *call) for i, call in enumerate(op.example_calls())]
     given = {
         join(module, name): graph.leaf(
-            "state" if name == op.updates else "input", join(module, name), type_of(t)
+            "state" if name in op.updates.values() else "input", join(module, name), type_of(t)
         )
         for module, operands, _ in calls
         for name, t in zip(op.operands, operands, strict=True)
@@ -82,11 +82,11 @@ def graph_of(op: Op) -> Graph:
                 kind = "weight" if name in WEIGHTS else "constant"
                 leaf = graph.leaf(kind, join(module, name), type_of(tensor), module)
             leaves.append(leaf)
-        names = result_names(op, join(module, "out"))
+        names = result_names(op, join(module, "out"), attrs)
         rule = "some_rule" if i % 2 else None
         node = graph.call(op, leaves, attrs, names=names, module=module, rule=rule)
-        if op.updates is not None:
-            states[join(module, op.updates)] = node
+        for result, at in op.updated(attrs).items():
+            states[join(module, op.operands[at])] = graph.result(node, result)
         # The last result is asked for first, and others of every second example are never used.
         for index in reversed(range(len(names))):
             if i % 2 == 0 or index == len(names) - 1:
@@ -298,8 +298,8 @@ ERRORS = {
     "attributes without comma": ("dims=[0, 192], fmt", "dims=[0, 192]; fmt", 18, "do not read as key=value"),
     "too few types": (", e8m0[1,4,3]", "", 18, "2 names but 1 types"),
     "too few names": ("%kv, %kv.scale :", "%kv :", 18, "has 2 results, not 1"),
-    "too few operands": ("%.pos, %.n_valid, %.slot)", "%.pos, %.n_valid)", 20, "takes 5 operands, not 4"),
-    "too many operands": ("_, @table, _)", "_, @table, _, _)", 22, "takes 4 operands, not 5"),
+    "too few operands": ("%.pos, %.n_valid, %.slot)", "%.pos, %.n_valid)", 20, "operand slot is missing"),
+    "too many operands": ("_, @table)", "_, @table, _, _)", 22, "takes 4 operands, not 5"),
     "absent but required": ("rms_norm(%.embed", "rms_norm(_", 17, "operand x is missing"),
     "undefined result": ("return logits = %logits", "return logits = %logist", 27, "logist is used before"),
     "undefined next": ("= %layers.0.attn.window.next", "= %w", 28, "w is used before it is defined"),

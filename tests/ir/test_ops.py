@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rewright.ir.op import Attrs, Op, Operands, TypeMismatch, registry
+from rewright.ir.op import Attrs, Op, Operands, TypeMismatch, registry, results_of
+from rewright.ir.ops.fused.linear import MOST_LINEARS
 from rewright.ir.types import DType, ValueType, type_of
 
 OPS = dict(sorted(registry().items()))
@@ -30,7 +31,24 @@ cases = pytest.mark.parametrize(("op", "operands", "attrs"), CASES)
 every_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 
 # Operands without a batch axis: weights, tables, and state, which is addressed by slot.
+WEIGHTS = {f"{kind}{i}" for kind in ("weight", "scale") for i in range(MOST_LINEARS)}
+HC = {"fn", "scale", "base", "norm"}
+EXPERTS = {"w1", "s1", "w3", "s3", "w2", "s2"}
 SHARED = {
+    "attention": {"window", "compressed", "sink", "cos", "sin"},
+    "compress_write": {"ape", "kv_ring", "gate_ring", "cache", "norm", "cos", "sin"},
+    "grouped_linear_quant": {"weight", "scale"},
+    "hc_head": HC,
+    "hc_post_pre": HC,
+    "hc_pre": HC,
+    "index_query": {"cos", "sin"},
+    "index_select": {"keys"},
+    "kv_rows": {"weight", "cos", "sin"},
+    "kv_write": {"weight", "cos", "sin", "window"},
+    "moe": {"bias", "table", *EXPERTS},
+    "multi_linear": WEIGHTS,
+    "rms_norm_quant": {"weight"},
+    "shared_expert": EXPERTS,
     "add_position_bias": {"ape"},
     "compress": {"kv_ring", "gate_ring"},
     "embed": {"weight"},
@@ -51,12 +69,11 @@ SHARED = {
 }
 # Operands of any element type, and those that no other operand restricts.
 ANY_TYPE = {("reshape", "x"), ("take_last", "x")}
-LOOSE = {("embed", "tokens"), ("embed", "weight"), ("route_hash", "table")}
+LOOSE = {("embed", "tokens"), ("embed", "weight"), ("route_hash", "table"), ("moe", "table")}
 CONTEXTS = (1, 7, 32, 10**6)
 
 
-def as_tuple(results: Any) -> tuple[Tensor, ...]:
-    return results if isinstance(results, tuple) else (results,)
+as_tuple = results_of
 
 
 def types(tensors: Operands) -> tuple[ValueType | None, ...]:
@@ -100,8 +117,11 @@ def test_complete(op: Op) -> None:
     for name in op.optional:  # the examples show an optional operand present and absent
         at = op.operands.index(name)
         assert {operands[at] is None for operands, _ in calls} == {True, False}, name
-    assert op.updates is None or op.updates in op.operands
-    assert len(set(op.outputs)) == len(op.outputs)
+    assert set(op.updates.values()) <= set(op.operands)
+    for _, attrs in calls:
+        roles = op.roles(attrs)
+        assert len(set(roles)) == len(roles)
+        assert set(op.updates) <= set(roles)
 
 
 @every_op
@@ -118,7 +138,7 @@ def test_examples_follow_their_seed(op: Op) -> None:
 def test_inferred_types_are_those_of_the_reference(op: Op, operands: Operands, attrs: Attrs) -> None:
     results = as_tuple(op.functional(*operands, **attrs))
     assert types(results) == op.infer_types(types(operands), attrs)
-    assert len(results) == len(op.outputs)
+    assert len(results) == len(op.roles(attrs))
 
 
 @cases
@@ -155,14 +175,23 @@ def test_pure(op: Op, operands: Operands, attrs: Attrs) -> None:
 @cases
 def test_update_writes_its_state_in_place(op: Op, operands: Operands, attrs: Attrs) -> None:
     given = copies(operands)
-    result = op.reference(*given, **attrs)
-    if op.updates is None:
-        assert_bits_equal(given, operands)
-        return
-    at = op.operands.index(op.updates)
-    assert result is given[at]
-    assert_bits_equal((result,), (op.functional(*operands, **attrs),))
-    assert_bits_equal(given[:at] + given[at + 1 :], operands[:at] + operands[at + 1 :])
+    results = as_tuple(op.reference(*given, **attrs))
+    assert_bits_equal(results, as_tuple(op.functional(*operands, **attrs)))
+    updated = op.updated(attrs)
+    for result, at in updated.items():
+        assert results[result] is given[at]
+    kept = [at for at in range(len(operands)) if at not in updated.values()]
+    assert_bits_equal(tuple(given[at] for at in kept), tuple(operands[at] for at in kept))
+
+
+@cases
+def test_update_of_a_shared_state_copies_that_one(op: Op, operands: Operands, attrs: Attrs) -> None:
+    for result, at in op.updated(attrs).items():
+        given = copies(operands)
+        results = as_tuple(op.run(frozenset({op.operands[at]}), *given, **attrs))
+        assert results[result] is not given[at]
+        assert_bits_equal((given[at],), (operands[at],))
+        assert_bits_equal(results, as_tuple(op.functional(*operands, **attrs)))
 
 
 @cases
@@ -190,25 +219,27 @@ def test_rows_of_a_batch_do_not_touch_each_other(op: Op, operands: Operands, att
     assert len(sizes) == 1, "an operand without a batch axis belongs into SHARED"
     together = as_tuple(op.functional(*operands, **attrs))
 
-    def alone(row: int, state: Tensor | None = None) -> tuple[Tensor, ...]:
+    updated = op.updated(attrs)
+
+    def alone(row: int, states: dict[int, Tensor | None]) -> tuple[Tensor, ...]:
         given = [
             t if t is None or n in shared else t[row : row + 1]
             for n, t in zip(op.operands, operands, strict=True)
         ]
-        if state is not None:
-            given[op.operands.index(op.updates)] = state
+        for at, state in states.items():
+            given[at] = state
         return as_tuple(op.functional(*given, **attrs))
 
     rows = range(sizes.pop())
-    if op.updates is not None:
-        state = operands[op.operands.index(op.updates)]
-        for row in reversed(rows):
-            (state,) = alone(row, state)
-        assert_bits_equal((state,), together)
-        return
-    for row in rows:
-        for got, want in zip(alone(row), together, strict=True):
-            assert_close(op, got, want[row : row + 1])
+    states = {at: operands[at] for at in updated.values()}
+    for row in reversed(rows):
+        results = alone(row, states)
+        states = {at: results[result] for result, at in updated.items()}
+        for i, (got, want) in enumerate(zip(results, together, strict=True)):
+            if i not in updated:
+                assert_close(op, got, want[row : row + 1])
+    for result, at in updated.items():
+        assert_bits_equal((states[at],), (together[result],))
 
 
 def test_batches_are_covered() -> None:

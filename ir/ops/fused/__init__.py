@@ -1,0 +1,1 @@
+"""Ops that passes make: each is the composition of ops that the frontend emits."""
