@@ -1,0 +1,100 @@
+"""A failed pass in one file: the graph before it, the passes from it on, the facts, the versions."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from rewright.ir.errors import BadInput
+from rewright.ir.graph import IR_VERSION, Graph
+from rewright.ir.parser import parse
+from rewright.ir.printer import print_graph
+from rewright.ir.types import parse_type
+from rewright.passes.facts import Facts, FoldWo
+
+FORMAT = "rewright.reproducer"
+
+
+@dataclass(frozen=True)
+class Reproducer:
+    """What it takes to run a pass again.
+
+    Attributes:
+        text: text of the graph before the pass.
+        facts: what the passes knew.
+        passes: names of the passes from the failed one on.
+        done: names of those before it.
+        verify: whether regions were run before and after.
+        versions: of Python, torch and the graph language.
+    """
+
+    text: str
+    facts: Facts
+    passes: tuple[str, ...]
+    done: tuple[str, ...]
+    verify: bool
+    versions: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, graph: Graph, facts: Facts, passes: tuple[str, ...], done: tuple[str, ...], verify: bool
+    ) -> Reproducer:
+        """A reproducer of passes over a graph, made here and now."""
+        versions = {"ir": IR_VERSION, "python": platform.python_version(), "torch": torch.__version__}
+        return cls(print_graph(graph), facts, passes, done, verify, versions)
+
+    def graph(self) -> Graph:
+        """The graph before the pass."""
+        return parse(self.text, "the reproducer's graph")
+
+    def to_text(self) -> str:
+        """The file."""
+        value = {
+            "format": FORMAT,
+            "versions": dict(self.versions),
+            "passes": list(self.passes),
+            "done": list(self.done),
+            "verify": self.verify,
+            "facts": {
+                "model": dict(self.facts.model),
+                "numerics": self.facts.numerics,
+                "fold_wo": self.facts.fold_wo,
+                "weights": {name: str(t) for name, t in sorted(self.facts.weights.items())},
+            },
+            "graph": self.text.splitlines(),
+        }
+        return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def read_reproducer(path: Path) -> Reproducer:
+    """Read a file that a failed pass left; `BadInput` if it is something else."""
+    try:
+        value = json.loads(path.read_text())
+        facts = value["facts"]
+        if value["format"] != FORMAT or facts["fold_wo"] not in get_args(FoldWo):
+            raise ValueError
+        return Reproducer(
+            text="\n".join(value["graph"]) + "\n",
+            facts=Facts(
+                model=dict(facts["model"]),
+                numerics=facts["numerics"],
+                weights={name: parse_type(text) for name, text in facts["weights"].items()},
+                fold_wo=facts["fold_wo"],
+            ),
+            passes=tuple(value["passes"]),
+            done=tuple(value["done"]),
+            verify=bool(value["verify"]),
+            versions=dict(value["versions"]),
+        )
+    except OSError as e:
+        raise BadInput(f"cannot be read ({e.strerror})", where=str(path), fix="check the path") from e
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise BadInput(
+            "is no reproducer", where=str(path), fix="name a file that a failed pass has written"
+        ) from e
