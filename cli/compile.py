@@ -2,48 +2,170 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rewright.cli import output
+from rewright.ir.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from rewright.compiler import Compiled, CompileOptions
+    from rewright.passes.report import Report
 
 Checkpoint = Annotated[
-    Path, typer.Argument(metavar="CKPT", help="Checkpoint folder: config.json and safetensors shards.")
+    Path,
+    typer.Argument(
+        metavar="CKPT",
+        help="Checkpoint folder: config.json and safetensors shards. With --dry-run also a config.json.",
+    ),
 ]
-Out = Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="Folder to create.")]
+Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="Folder to create.")]
 MaxContext = Annotated[int, typer.Option(help="Longest sequence in tokens, prompt and completion.")]
 MaxBatch = Annotated[int, typer.Option(help="Sequences that can run at once.")]
 Chunk = Annotated[int, typer.Option(help="Tokens of a prefill chunk.")]
 Numerics = Annotated[
-    str, typer.Option(help="faithful keeps every rounding of the released model, fp32 has none.")
+    str,
+    typer.Option(
+        help="faithful keeps every rounding of the released model, bf16 drops the quantisation of "
+        "activations before linears, fp32 has no rounding."
+    ),
 ]
+FoldWo = Annotated[str, typer.Option(help="Fold wo_a and wo_b into one matrix: always, auto or never.")]
+Passes = Annotated[
+    str | None, typer.Option("--passes", metavar="LIST", help="Run only these passes, by comma.")
+]
+NoPass = Annotated[
+    list[str] | None, typer.Option("--no-pass", metavar="NAME", help="Leave a pass out. Repeatable.")
+]
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="STAGE",
+        help="Last stage that is made: traced, canonical, fused, precision or layout.",
+    ),
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Run every rewritten region before and after.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Print what each pass did, and why not more.")]
+DumpDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Write the graphs after every pass into this folder.")
+]
+Timings = Annotated[Path | None, typer.Option(metavar="FILE", help="Write times as JSON.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes and write no model.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing compiled model.")]
 
 
 def compile_model(
     ckpt: Checkpoint,
-    out: Out,
+    out: Out = None,
     max_context: MaxContext = 4096,
     max_batch: MaxBatch = 1,
     chunk: Chunk = 128,
     numerics: Numerics = "faithful",
+    fold_wo: FoldWo = "auto",
+    passes: Passes = None,
+    no_pass: NoPass = None,
+    to: To = "layout",
+    verify: Verify = False,
+    explain: Explain = False,
+    dump_dir: DumpDir = None,
+    timings: Timings = None,
+    dry_run: DryRun = False,
     force: Force = False,
 ) -> None:
     """Compile a checkpoint into a folder that `rewright generate` runs.
 
-    Example: compile-model examples/tiny-v4 -o out --max-context 8192
+    Examples:
+
+      compile-model examples/tiny-v4 -o out --max-context 8192
+
+      compile-model examples/tiny-v4 -o out --explain --no-pass fuse_norm_quant
+
+      compile-model examples/configs/v4-flash.json --dry-run --explain
     """
     from rewright.compiler import CompileOptions
     from rewright.compiler import compile_model as compile_checkpoint
     from rewright.frontend.numerics import parse_numerics
+    from rewright.passes.facts import parse_fold_wo
+    from rewright.passes.manager import PassOptions
 
     begin = time.monotonic()
-    options = CompileOptions(parse_numerics(numerics), max_context, max_batch, chunk)
+    options = CompileOptions(
+        parse_numerics(numerics),
+        max_context,
+        max_batch,
+        chunk,
+        parse_fold_wo(fold_wo),
+        PassOptions.of(passes, tuple(no_pass or ()), to, verify),
+    )
+    if dry_run:
+        if timings is not None or dump_dir is not None:
+            raise UsageError("--timings and --dump-dir go with -o", where="--dry-run", fix="leave them out")
+        _print_sizes(ckpt, options, explain)
+        return
+    if ckpt.is_file():
+        raise UsageError(
+            "is a configuration without weights",
+            where=str(ckpt),
+            fix="name a checkpoint folder, or add --dry-run for sizes and --explain for the passes",
+        )
+    if out is None:
+        raise UsageError("no folder to create", where="-o", fix="name one with -o OUT, or ask with --dry-run")
     with output.ProgressBar() as bar:
-        notes = compile_checkpoint(ckpt, out, options, force=force, progress=bar)
-    output.notes(notes)
+        done = compile_checkpoint(ckpt, out, options, force=force, dump_dir=dump_dir, progress=bar)
+    output.notes(done.notes)
+    if explain:
+        _explain(done.reports)
+    if timings is not None:
+        _write_timings(timings, done, time.monotonic() - begin)
     output.note(f"compiled in {time.monotonic() - begin:.1f} s")
     output.result(str(out))
+
+
+def _print_sizes(ckpt: Path, options: CompileOptions, explain: bool) -> None:
+    from rewright.ir.errors import BadInput
+    from rewright.sizes import measure, render
+
+    if not ckpt.exists():
+        raise BadInput("no such file or folder", where=str(ckpt), fix="check the path")
+    with output.ProgressBar() as bar:
+        sizes, reports, notes = measure(ckpt, options, bar)
+    output.notes(notes)
+    if explain:
+        _explain(reports)
+    output.result(render(sizes), end="")
+
+
+def _explain(reports: Mapping[str, Report]) -> None:
+    """The whole table for the largest decode step and the largest chunk; of the others what remains."""
+    from rewright.passes.report import render, render_line
+
+    kinds = {name.partition("-")[0]: name for name in reports}  # the last has the largest capacity
+    shown = [name for kind, name in kinds.items() if not kind.startswith("score")]
+    for name, report in reports.items():
+        if name in shown:
+            output.result(render(report), end="\n")
+    for name, report in reports.items():
+        if name not in shown:
+            output.result(render_line(report))
+
+
+def _write_timings(path: Path, done: Compiled, total: float) -> None:
+    value = {
+        "seconds": {**done.seconds, "total": total},
+        "passes": {
+            name: {p.name: {"seconds": p.seconds, "verify_seconds": p.verify_seconds} for p in report.passes}
+            for name, report in done.reports.items()
+        },
+    }
+    try:
+        path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as e:
+        raise MachineError(
+            f"cannot be written ({e.strerror})", where=str(path), fix="choose another file"
+        ) from e

@@ -17,6 +17,8 @@ from rewright.cli.compile import compile_model
 from rewright.cli.doctor import doctor
 from rewright.cli.generate import generate
 from rewright.cli.graph import app as graph_app
+from rewright.cli.passes import app as passes_app
+from rewright.cli.passes import reproduce
 from rewright.cli.score import score
 from rewright.ir.errors import CompilerBug, MachineError, RewrightError, UserError
 
@@ -36,6 +38,8 @@ app = typer.Typer(
 )
 app.command("compile-model")(compile_model)
 app.add_typer(graph_app, name="graph")
+app.add_typer(passes_app, name="passes")
+app.command()(reproduce)
 app.command()(generate)
 app.command()(score)
 app.command()(doctor)
@@ -93,6 +97,8 @@ def _run(application: typer.Typer, name: str) -> NoReturn:
             traceback.print_exc()
         output.error(str(e))
         code = e.exit_code
+        if code == EXIT_BUG and e.__cause__ is not None:
+            traceback.print_exception(e.__cause__)  # a pass failed in a way that is ours
     except Exception as e:
         code = _exit_code_of(e)
     sys.exit(code if isinstance(code, int) else 0)

@@ -109,6 +109,8 @@ class Linear(nn.Module):
         self.out = b.act.text
         self.weight, self.scale = matrix(b.storage.matrix(path, rows, cols), (rows, cols))
         self.quantizes = self.scale is not None
+        if self.quantizes:
+            b.storage.require_blocks(path, cols)
 
     def forward(self, x: Value) -> Value:
         x_scale = None

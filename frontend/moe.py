@@ -46,6 +46,8 @@ class ExpertLinear(nn.Module):
         format = b.storage.experts(experts_path, count, name, rows, cols)
         self.weight, self.scale = matrix(format, (count, rows, cols))
         self.quantizes = self.scale is not None
+        if self.quantizes:
+            b.storage.require_blocks(f"{experts_path}.{name}", cols)
 
     def forward(self, x: Value, experts: Value) -> Value:
         x_scale = None

@@ -9,21 +9,23 @@ from rewright.ir.types import DType
 
 
 class Numerics(Enum):
-    """FAITHFUL keeps every rounding the model was trained with; FP32 has none at all: weights are
-    dequantised exactly to fp32, activations and state are fp32."""
+    """FAITHFUL keeps every rounding the model was trained with; BF16 drops the quantisation of
+    activations before linears (a pass removes it: the traced graph is that of FAITHFUL); FP32 has no
+    rounding at all: weights are dequantised exactly to fp32, activations and state are fp32."""
 
     FAITHFUL = "faithful"
+    BF16 = "bf16"
     FP32 = "fp32"
 
     @property
     def activation(self) -> DType:
         """Dtype of activations and of attention state."""
-        return DType.BF16 if self is Numerics.FAITHFUL else DType.F32
+        return DType.F32 if self is Numerics.FP32 else DType.BF16
 
     @property
     def rounds(self) -> bool:
-        """Whether activations, keys and index vectors are quantised."""
-        return self is Numerics.FAITHFUL
+        """Whether the traced graph quantises activations, keys and index vectors."""
+        return self is not Numerics.FP32
 
 
 def parse_numerics(text: str) -> Numerics:

@@ -17,6 +17,7 @@ from rewright.frontend.config import ModelConfig
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.quant_formats import SCALE_SUFFIXES, StoredWeight, resolve_weight
 from rewright.ir.errors import BadInput, ProblemList
+from rewright.ir.ops.linear import ACTIVATION_BLOCK
 from rewright.ir.types import DType, ValueType
 
 T = TypeVar("T")
@@ -130,6 +131,14 @@ class Storage:
         """The virtual weight [count, rows, cols] of projection `name` of all experts under `base`."""
         sources = [f"{base}.{e}.{name}" for e in range(count)]
         return self._bind(f"{base}.{name}", (count, rows, cols), sources)
+
+    def require_blocks(self, base: str, cols: int) -> None:
+        """Note it if the activation of a matrix with scales cannot be quantised in its blocks."""
+        if cols % ACTIVATION_BLOCK:
+            self.problems.append(
+                f"{base}: stored with scales, so its input is quantised per {ACTIVATION_BLOCK}, "
+                f"which its {cols} columns are no multiple of"
+            )
 
     def tensor(self, name: str, shape: tuple[int, ...], release: DType) -> ValueType:
         """A tensor without scale: a float where `release` is one, else an integer table."""

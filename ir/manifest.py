@@ -13,11 +13,17 @@ from typing import Any
 from rewright.ir.errors import BadInput
 from rewright.ir.variant import Limits, Variant
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 GENERATION_NAME = "generation_config.json"
 CHAT_NAME = "chat.json"
+PASSES_NAME = "passes.json"
+
+
+def graph_path(stage: str, variant: str) -> str:
+    """Where the text of a variant's graph lies in the artifact."""
+    return f"graphs/{stage}/{variant}.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,9 @@ class Manifest:
         fingerprint: SHA-256 over the checkpoint's configuration and shard headers.
         target: what executes it; "reference" is the interpreter over op references.
         numerics: numerics mode.
+        passes: names of the passes that ran, in order.
+        fold_wo: whether wo_a and wo_b are one matrix.
+        stages: stages of which graph texts are kept; the last one is executed.
         limits: context, batch and chunk it was compiled for.
         variants: graph file of every variant, by variant.
         tensors: shard file of every weight, by weight name.
@@ -47,6 +56,9 @@ class Manifest:
     fingerprint: str
     target: str
     numerics: str
+    passes: tuple[str, ...]
+    fold_wo: bool
+    stages: tuple[str, ...]
     limits: Limits
     variants: Mapping[Variant, str]
     tensors: Mapping[str, str]
@@ -62,10 +74,13 @@ class Manifest:
             "target": self.target,
             "options": {
                 "numerics": self.numerics,
+                "passes": list(self.passes),
+                "fold_wo": self.fold_wo,
                 "max_context": limits.max_context,
                 "max_batch": limits.max_batch,
                 "chunk": limits.chunk,
             },
+            "stages": list(self.stages),
             "variants": [{**v.to_json(), "graph": path} for v, path in sorted(self.variants.items())],
             "tensors": dict(self.tensors),
             "files": {name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in self.files.items()},
@@ -92,6 +107,9 @@ def parse_manifest(text: str, where: str) -> Manifest:
         fingerprint=value["checkpoint"]["fingerprint"],
         target=value["target"],
         numerics=options["numerics"],
+        passes=tuple(options["passes"]),
+        fold_wo=options["fold_wo"],
+        stages=tuple(value["stages"]),
         limits=Limits(options["max_context"], options["max_batch"], options["chunk"]),
         variants={
             Variant(v["tokens"], v["batch"], v["capacity"], v["all_positions"]): v["graph"]
@@ -109,7 +127,15 @@ _SHAPE: dict[str, Any] = {
     "model": {"vocab_size": int, "bos_token_id": int, "eos_token_id": int},
     "checkpoint": {"fingerprint": str},
     "target": str,
-    "options": {"numerics": str, "max_context": int, "max_batch": int, "chunk": int},
+    "stages": [str],
+    "options": {
+        "numerics": str,
+        "passes": [str],
+        "fold_wo": bool,
+        "max_context": int,
+        "max_batch": int,
+        "chunk": int,
+    },
     "variants": [{"tokens": int, "batch": int, "capacity": int, "all_positions": bool, "graph": str}],
     "tensors": {"*": str},
     "files": {"*": {"bytes": int, "sha256": str}},
@@ -139,5 +165,9 @@ def _dangling(value: dict[str, Any]) -> str | None:
     """A graph or a shard that is not among the files."""
     if not value["variants"]:
         return "it lists no variant"
-    named = [v["graph"] for v in value["variants"]] + list(value["tensors"].values())
+    if not value["stages"]:
+        return "it lists no stage"
+    names = [v["graph"].rpartition("/")[2].removesuffix(".txt") for v in value["variants"]]
+    named = [graph_path(stage, name) for stage in value["stages"] for name in names]
+    named += [v["graph"] for v in value["variants"]] + list(value["tensors"].values())
     return next((f"{name} is not among its files" for name in named if name not in value["files"]), None)

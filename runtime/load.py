@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rewright.ir.errors import BadInput, ProblemList
+from rewright.ir.errors import BadInput, ProblemList, UsageError
 from rewright.ir.graph import Graph
 from rewright.ir.manifest import (
     CHAT_NAME,
@@ -21,6 +21,7 @@ from rewright.ir.manifest import (
     TOKENIZER_NAME,
     FileEntry,
     Manifest,
+    graph_path,
     parse_manifest,
 )
 from rewright.ir.parser import parse
@@ -78,9 +79,21 @@ class Artifact:
             raise ProblemList("the compiled model is damaged", problems, where=str(folder), fix=_AGAIN)
         return cls(folder, manifest)
 
-    def graph(self, variant: Variant) -> Graph:
-        """The graph of a variant."""
-        path = self.folder / self.manifest.variants[variant]
+    def graph(self, variant: Variant, stage: str | None = None) -> Graph:
+        """The graph of a variant that is executed, or that of a stage on the way to it.
+
+        Raises:
+            UsageError: the stage was not made.
+            BadInput: the text cannot be read.
+        """
+        name = self.manifest.variants[variant]
+        if stage is not None and stage not in self.manifest.stages:
+            raise UsageError(
+                f"it was compiled without stage {stage}",
+                where=str(self.folder),
+                fix=f"stages: {', '.join(self.manifest.stages)}",
+            )
+        path = self.folder / (name if stage is None else graph_path(stage, variant.name))
         return parse(path.read_text(encoding="utf-8"), str(path))
 
     def weights(self) -> dict[str, Tensor]:

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rewright.codegen.artifact import check_replaceable, copy_file, new_artifact, write_text
+from rewright.codegen.derive import WithDerived
 from rewright.codegen.shards import write_shards
+from rewright.dump_folder import DumpFolder
 from rewright.frontend.chat_constants import CHAT_CONSTANTS_NAME, read_chat_constants
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
+from rewright.ir.derived import DerivedWeight
 from rewright.ir.errors import BadInput
+from rewright.ir.graph import Graph
 from rewright.ir.manifest import (
     CHAT_NAME,
     GENERATION_NAME,
     MANIFEST_NAME,
+    PASSES_NAME,
     TOKENIZER_NAME,
     FileEntry,
     Manifest,
+    graph_path,
 )
 from rewright.ir.printer import print_graph
+from rewright.ir.types import ValueType
+from rewright.ir.variant import Variant
+from rewright.passes.facts import FoldWo
+from rewright.passes.manager import PassOptions, weight_types_of
+from rewright.passes.pipelines import REACHABLE
+from rewright.passes.report import Report
+from rewright.rewriting import REPRODUCER, rewrite
 from rewright.runtime.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -30,12 +44,61 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """What changes the result of a compilation."""
+    """What changes the result of a compilation, and what is checked on the way.
+
+    Attributes:
+        numerics: which roundings of the released model are kept.
+        max_context: longest sequence in tokens.
+        max_batch: sequences that can run at once.
+        chunk: tokens of a prefill chunk.
+        fold_wo: whether wo_a and wo_b become one matrix; `auto` decides by bytes and numerics.
+        passes: which passes run, up to which stage, and whether each rewrite is verified.
+    """
 
     numerics: Numerics = Numerics.FAITHFUL
     max_context: int = 4096
     max_batch: int = 1
     chunk: int = 128
+    fold_wo: FoldWo = "auto"
+    passes: PassOptions = field(default_factory=PassOptions)
+
+    def open(self, path: Path) -> ModelSource:
+        """A checkpoint folder or a config.json, opened with these options."""
+        return ModelSource.open(
+            path,
+            self.numerics,
+            max_context=self.max_context,
+            max_batch=self.max_batch,
+            chunk=self.chunk,
+        )
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compilation tells beside the folder that it writes.
+
+    Attributes:
+        notes: for the user: ignored configuration keys, tensors left out, things that are missing.
+        reports: what the passes did, by variant name.
+        seconds: time of each step of the compilation, by name.
+    """
+
+    notes: list[str]
+    reports: dict[str, Report]
+    seconds: dict[str, float]
+
+
+class Stopwatch:
+    """Seconds between laps, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = now - self._last
+        self._last = now
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -48,19 +111,18 @@ def compile_model(
     options: CompileOptions | None = None,
     *,
     force: bool = False,
+    dump_dir: Path | None = None,
     progress: Progress = _silent,
-) -> list[str]:
+) -> Compiled:
     """Compile a checkpoint folder into the artifact `out`.
 
     Args:
         checkpoint: folder with config.json and safetensors shards.
         out: folder to create.
-        options: numerics and limits.
+        options: numerics, limits and passes.
         force: replace an existing compiled model.
+        dump_dir: folder for the text of every graph after every pass that changed it.
         progress: told how far the work is.
-
-    Returns:
-        Notes for the user: ignored configuration keys, tensors left out, things that are missing.
 
     Raises:
         UserError: with the exit code that docs/errors.md gives for its kind.
@@ -70,17 +132,14 @@ def compile_model(
     check_replaceable(out, force=force)
     if not checkpoint.is_dir():
         raise BadInput("no such folder", where=str(checkpoint), fix="name a checkpoint folder")
-    source = ModelSource.open(
-        checkpoint,
-        options.numerics,
-        max_context=options.max_context,
-        max_batch=options.max_batch,
-        chunk=options.chunk,
-    )
+    clock = Stopwatch()
+    source = options.open(checkpoint)
     notes = list(source.notes)
-    texts = _trace_all(source, progress)
-    types = source.weight_types()
-    total = sum(t.nbytes for t in types.values())
+    clock.lap("open")
+    failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")
+    model = rewrite_all(source, options, dump_dir=dump_dir, reproducer=failed, progress=progress)
+    clock.lap("trace and passes")
+    total = sum(t.nbytes for t in model.weights.values())
     with new_artifact(out, force=force, needed_bytes=total) as folder:
         done = 0
 
@@ -89,36 +148,86 @@ def compile_model(
             done += count
             progress("packing weights", min(done, total), total)
 
-        files = {name: write_text(folder, name, text) for name, text in texts.items()}
+        files = {name: write_text(folder, name, text) for name, text in model.texts.items()}
         files |= _copy_text_files(checkpoint, folder, source, notes)
-        tensors, shards = write_shards(folder, types, source.weights(), advance)
+        weights = WithDerived(source.weights(), model.derived)
+        tensors, shards = write_shards(folder, model.weights, weights, advance)
         assert source.checkpoint is not None
+        stages = REACHABLE[: REACHABLE.index(options.passes.to) + 1]
         manifest = Manifest(
             model=source.config.to_dict(),
             fingerprint=source.checkpoint.fingerprint(),
             target="reference",
             numerics=options.numerics.value,
+            passes=options.passes.passes,
+            fold_wo=bool(model.derived),
+            stages=stages,
             limits=source.limits,
-            variants={v: _graph_path(v.name) for v in source.variants()},
+            variants={v: graph_path(stages[-1], v.name) for v in source.variants()},
             tensors=tensors,
             files=files | shards,
         )
         write_text(folder, MANIFEST_NAME, manifest.to_text())
-    return notes
+    clock.lap("weights")
+    return Compiled(notes, model.reports, clock.seconds)
 
 
-def _graph_path(variant: str) -> str:
-    return f"graphs/traced/{variant}.txt"
+@dataclass(frozen=True)
+class RewrittenModel:
+    """Every variant of a model after the passes.
+
+    Attributes:
+        texts: text files of the artifact by path: each variant at each stage, and the pass report.
+        reports: what the passes did, by variant name.
+        weights: type of every weight that a variant reads, by name.
+        derived: those of them that are computed.
+        graphs: the last graph of every variant.
+    """
+
+    texts: dict[str, str]
+    reports: dict[str, Report]
+    weights: dict[str, ValueType]
+    derived: dict[str, DerivedWeight]
+    graphs: dict[Variant, Graph]
 
 
-def _trace_all(source: ModelSource, progress: Progress) -> dict[str, str]:
-    """Graph text of every variant by its path in the artifact."""
-    variants, texts = source.variants(), {}
+def rewrite_all(
+    source: ModelSource,
+    options: CompileOptions,
+    *,
+    dump_dir: Path | None = None,
+    reproducer: Path = REPRODUCER,
+    progress: Progress = _silent,
+) -> RewrittenModel:
+    """Trace every variant and take it through the passes; a failed one leaves the file `reproducer`."""
+    model = RewrittenModel({}, {}, {}, {}, {})
+    variants = source.variants()
+    dump = DumpFolder(dump_dir) if dump_dir is not None else None
     for done, variant in enumerate(variants):
-        progress("tracing", done, len(variants))
-        texts[_graph_path(variant.name)] = print_graph(source.graph(variant))
-    progress("tracing", len(variants), len(variants))
-    return texts
+        progress("rewriting graphs", done, len(variants))
+
+        def observe(stage: str, name: str, graph: Graph, variant: Variant = variant) -> None:
+            if not name:
+                model.texts[graph_path(stage, variant.name)] = print_graph(graph)
+            if dump is not None and (name or stage == "traced"):
+                dump.add(variant.name, stage, name, graph)
+
+        result = rewrite(
+            source,
+            variant,
+            options.passes,
+            options.fold_wo,
+            observe=observe,
+            reproducer=reproducer,
+        )
+        model.reports[variant.name] = result.report
+        model.derived.update(result.derived)
+        model.weights.update(weight_types_of(result.graph))
+        model.graphs[variant] = result.graph
+    progress("rewriting graphs", len(variants), len(variants))
+    report = {name: r.to_json() for name, r in model.reports.items()}
+    model.texts[PASSES_NAME] = json.dumps(report, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return model
 
 
 def _copy_text_files(

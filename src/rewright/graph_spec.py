@@ -12,11 +12,15 @@ from rewright.ir.errors import BadInput, UsageError
 from rewright.ir.graph import STAGES, Graph
 from rewright.ir.manifest import MANIFEST_NAME
 from rewright.ir.variant import Variant
+from rewright.passes.facts import parse_fold_wo
+from rewright.passes.manager import PassOptions
+from rewright.passes.pipelines import LAST_STAGE, REACHABLE
+from rewright.rewriting import rewrite
 from rewright.runtime.load import Artifact
 
-AVAILABLE_STAGES = ("traced",)
 KINDS = ("decode", "chunk", "score")
-_COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk")
+_COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "fold-wo", "passes", "no-pass")
+_PASS_OPTIONS = ("fold-wo", "passes", "no-pass")
 _OPTIONS = (*_COMPILE_OPTIONS, "variant", "batch")
 
 
@@ -26,12 +30,13 @@ class GraphSpec:
 
     Attributes:
         path: checkpoint, configuration or compiled model.
-        stage: stage of the graph.
-        options: values by option name, of `_OPTIONS`.
+        stage: stage of the graph; None for the last one of a compiled model or of a spec with options
+            about passes, else `traced`.
+        options: values by option name, of `_OPTIONS`. `no-pass` given several times is one list.
     """
 
     path: Path
-    stage: str = "traced"
+    stage: str | None = None
     options: dict[str, str] = field(default_factory=dict)
 
     def with_options(self, **options: str | int | None) -> GraphSpec:
@@ -47,13 +52,14 @@ def parse_spec(text: str) -> GraphSpec:
     head, question, query = text.partition("?")
     path, at, stage = head.rpartition("@")
     if not at:
-        path, stage = head, "traced"
-    options = {}
+        path, stage = head, None
+    options: dict[str, str] = {}
     for pair in query.split("&") if question else []:
         name, equals, value = pair.partition("=")
         if not equals or name not in _OPTIONS:
             raise UsageError(f"unknown option {pair!r}", where=text, fix=f"options: {', '.join(_OPTIONS)}")
-        options[name] = value
+        again = name == "no-pass" and name in options
+        options[name] = f"{options[name]},{value}" if again else value
     return GraphSpec(Path(path), stage, options)
 
 
@@ -64,23 +70,42 @@ def load_graph(spec: GraphSpec) -> tuple[Graph, list[str]]:
         UsageError: a stage, option or variant that does not exist.
         BadInput: the path cannot be used.
     """
-    if spec.stage not in STAGES:
+    stages, notes = _load(spec, None if spec.stage is None else (spec.stage,))
+    return stages.popitem()[1], notes
+
+
+def load_stages(spec: GraphSpec) -> tuple[dict[str, Graph], list[str]]:
+    """The graph of a spec at every stage that there is, by stage, and notes for the user.
+
+    Raises:
+        UsageError: an option or variant that does not exist.
+        BadInput: the path cannot be used.
+    """
+    return _load(spec, REACHABLE)
+
+
+def _load(spec: GraphSpec, stages: tuple[str, ...] | None) -> tuple[dict[str, Graph], list[str]]:
+    """Graphs by stage; without `stages` the default one, of several those that there are."""
+    if spec.stage is not None and spec.stage not in REACHABLE:
+        what = "this version makes" if spec.stage in STAGES else "there is"
         raise UsageError(
-            f"there is no stage {spec.stage}", where=str(spec.path), fix=f"stages: {', '.join(STAGES)}"
-        )
-    if spec.stage not in AVAILABLE_STAGES:
-        available = ", ".join(AVAILABLE_STAGES)
-        raise UsageError(
-            f"this version makes no stage {spec.stage}", where=str(spec.path), fix=f"stages: {available}"
+            f"{what} no stage {spec.stage!r}", where=str(spec.path), fix=f"stages: {', '.join(REACHABLE)}"
         )
     if not spec.path.exists():
         raise BadInput("no such file or folder", where=str(spec.path), fix="check the path")
     if (spec.path / MANIFEST_NAME).is_file():
-        return _from_artifact(spec), []
-    return _from_source(spec)
+        return _from_artifact(spec, stages), []
+    about_passes = [o for o in _PASS_OPTIONS if o in spec.options]
+    if spec.stage == "traced" and about_passes:
+        raise UsageError(
+            f"{', '.join(about_passes)} change nothing at stage traced",
+            where=str(spec.path),
+            fix=f"name a later stage, {LAST_STAGE} for example",
+        )
+    return _from_source(spec, stages or ((LAST_STAGE,) if about_passes else ("traced",)))
 
 
-def _from_artifact(spec: GraphSpec) -> Graph:
+def _from_artifact(spec: GraphSpec, stages: tuple[str, ...] | None) -> dict[str, Graph]:
     artifact = Artifact.open(spec.path)
     if fixed := [o for o in _COMPILE_OPTIONS if o in spec.options]:
         raise UsageError(
@@ -88,18 +113,34 @@ def _from_artifact(spec: GraphSpec) -> Graph:
             where=str(spec.path),
             fix="name the checkpoint it was compiled from",
         )
-    return artifact.graph(_choose(list(artifact.manifest.variants), spec))
+    kept = artifact.manifest.stages
+    chosen = kept[-1:] if stages is None else stages
+    if len(chosen) > 1:
+        chosen = tuple(stage for stage in chosen if stage in kept)
+    variant = _choose(list(artifact.manifest.variants), spec)
+    return {stage: artifact.graph(variant, stage) for stage in chosen}
 
 
-def _from_source(spec: GraphSpec) -> tuple[Graph, list[str]]:
+def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Graph], list[str]]:
+    given = spec.options
+    without = tuple(n for n in given.get("no-pass", "").split(",") if n)
+    passes = PassOptions.of(given.get("passes"), without, stages[-1])
+    fold_wo = parse_fold_wo(given.get("fold-wo", "auto"))
     source = ModelSource.open(
         spec.path,
-        parse_numerics(spec.options.get("numerics", "faithful")),
+        parse_numerics(given.get("numerics", "faithful")),
         max_context=_number(spec, "max-context", 4096),
         max_batch=_number(spec, "max-batch", 1),
         chunk=_number(spec, "chunk", 128),
     )
-    return source.graph(_choose(source.variants(), spec)), source.notes
+    found: dict[str, Graph] = {}
+
+    def keep(stage: str, name: str, graph: Graph) -> None:
+        if not name and stage in stages:
+            found[stage] = graph.copy()
+
+    rewrite(source, _choose(source.variants(), spec), passes, fold_wo, observe=keep)
+    return found, source.notes
 
 
 def _choose(variants: list[Variant], spec: GraphSpec) -> Variant:

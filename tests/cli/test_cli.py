@@ -22,6 +22,7 @@ from rewright.codegen import artifact
 from rewright.ir.errors import CompilerBug, Refused
 from rewright.ir.parser import parse
 from rewright.ir.printer import print_graph
+from rewright.passes.pipelines import REACHABLE, pass_names
 from rewright.runtime import load, machine, reference
 
 COMMANDS = [
@@ -30,6 +31,11 @@ COMMANDS = [
     ("graph",),
     ("graph", "dump"),
     ("graph", "diff"),
+    ("graph", "traffic"),
+    ("passes",),
+    ("passes", "list"),
+    ("passes", "show"),
+    ("reproduce",),
     ("generate",),
     ("score",),
     ("doctor",),
@@ -219,6 +225,7 @@ class TestCompile:
         assert "compiled in" in stderr
         manifest = json.loads((out / "manifest.json").read_text())
         expected = {"max_context": 256, "max_batch": 2, "chunk": 32, "numerics": "fp32"}
+        expected |= {"fold_wo": False, "passes": list(pass_names())}
         assert manifest["options"] == expected
 
         again = cli("compile-model", tiny_v4, "-o", out)
@@ -259,13 +266,18 @@ class TestDump:
     def test_a_checkpoint_and_its_compiled_model_have_the_same_graph(
         self, cli: Cli, tiny_v4: Path, compiled_tiny: Path, variant: str
     ) -> None:
-        from_model = cli("graph", "dump", compiled_tiny, "--variant", variant)
-        limits = ("--max-context", 1024, "--max-batch", 4)
-        from_checkpoint = cli("graph", "dump", tiny_v4, "--variant", variant, *limits)
-        assert from_model.code == from_checkpoint.code == 0
-        assert from_model.stdout == from_checkpoint.stdout
-        assert from_model.stdout.startswith(f"graph {variant}")
-        assert print_graph(parse(from_model.stdout)) == from_model.stdout
+        last = cli("graph", "dump", compiled_tiny, "--variant", variant)
+        for stage in REACHABLE:
+            options = ("--variant", variant, "--stage", stage)
+            from_model = cli("graph", "dump", compiled_tiny, *options)
+            limits = ("--max-context", 1024, "--max-batch", 4)
+            from_checkpoint = cli("graph", "dump", tiny_v4, *options, *limits)
+            assert from_model.code == from_checkpoint.code == 0
+            assert from_model.stdout == from_checkpoint.stdout
+            assert from_model.stdout.startswith(f"graph {variant}")
+            assert f"\nstage {stage}\n" in from_model.stdout
+            assert print_graph(parse(from_model.stdout)) == from_model.stdout
+        assert from_model.stdout == last.stdout
 
     def test_a_bare_configuration(self, cli: Cli, repo_root: Path) -> None:
         done = cli("graph", "dump", repo_root / "examples/configs/v4-flash.json", "--chunk", 64)
@@ -362,7 +374,7 @@ class TestDump:
 
 class TestDiff:
     def test_equal(self, cli: Cli, tiny_v4: Path, compiled_tiny: Path) -> None:
-        same = f"{tiny_v4}@traced?max-context=1024&max-batch=4"
+        same = f"{tiny_v4}@layout?max-context=1024&max-batch=4"
         done = cli("graph", "diff", same, compiled_tiny, "--exit-code")
         assert done.code == 0, done.stdout
 

@@ -95,6 +95,7 @@ class TestContents:
             "checkpoint",
             "target",
             "options",
+            "stages",
             "variants",
             "tensors",
             "files",
@@ -112,7 +113,7 @@ class TestContents:
         assert fingerprint(copy) != first
 
     def test_notes_tell_what_is_missing(self, checkpoint: Path, out: Path) -> None:
-        notes = compile_model(checkpoint, out, OPTIONS)
+        notes = compile_model(checkpoint, out, OPTIONS).notes
         assert any("has no tokenizer.json" in note for note in notes)
         assert "tokenizer.json" not in tree(out)
 
@@ -124,7 +125,7 @@ class TestContents:
             OPTIONS,
             progress=lambda what, done, total: told.setdefault(what, []).append((done, total)),
         )
-        assert list(told) == ["tracing", "packing weights"]
+        assert list(told) == ["rewriting graphs", "packing weights"]
         for steps in told.values():
             assert steps == sorted(steps)
             assert steps[-1][0] == steps[-1][1]
@@ -236,7 +237,7 @@ class TestNothingHalfDone:
             compile_model(copy, tmp_path / "out", OPTIONS)
         assert names(tmp_path) == ["bad"]
 
-    @pytest.mark.parametrize("stage", ["tracing", "packing weights"])
+    @pytest.mark.parametrize("stage", ["rewriting graphs", "packing weights"])
     def test_ctrl_c(self, checkpoint: Path, out: Path, stage: str) -> None:
         def interrupt(what: str, done: int, total: int) -> None:
             if what == stage and done > total // 2:

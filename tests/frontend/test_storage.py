@@ -466,3 +466,21 @@ def test_mtp_tensors_are_left_out_and_said_so(made: Path, rewritten: Callable[..
     assert "left out" in note
     assert source.weight_types() == opened(made).weight_types()
     assert torch.equal(logits(folder), logits(made))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ({"o_lora_rank": 96}, "layers.0.attn.wo_b"),
+        ({"q_lora_rank": 96}, "layers.0.attn.wq_b"),
+        ({"moe_intermediate_size": 96}, "layers.0.ffn.experts.w2"),
+        ({"hidden_size": 192}, "layers.0.attn.wq_a"),
+    ],
+)
+def test_inputs_that_cannot_be_quantised_in_blocks(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, overrides: dict[str, int], names: str
+) -> None:
+    folder = make_checkpoint(tmp_path / "odd", overrides)
+    with pytest.raises(ProblemList, match=rf"{names}: stored with scales.* no multiple of"):
+        ModelSource.open(folder, Numerics.FAITHFUL)
+    ModelSource.open(folder, Numerics.FP32)  # widened: nothing is quantised

@@ -15,6 +15,9 @@ from rewright.frontend.source import ModelSource
 from rewright.ir.graph import Graph
 from rewright.ir.interpret import Interpreter
 from rewright.ir.variant import Variant
+from rewright.passes.facts import FoldWo
+from rewright.passes.manager import PassOptions, run_passes
+from rewright.rewriting import facts_of
 
 PAD_TOKEN = 7
 """Fills the columns of `tokens` behind a row's last valid one; any id will do."""
@@ -36,6 +39,8 @@ class Stepper:
         padded: chunks are padded to the variant's T; else they hold their valid columns only.
         capacity: tokens that every step reads at most; by default the smallest bucket that fits.
         weights: every weight by name, to share them between steppers of one source.
+        passes: which passes the graphs go through; none by default.
+        fold_wo: as in `Facts`.
 
     Attributes:
         state: every state tensor by name.
@@ -49,13 +54,17 @@ class Stepper:
         padded: bool = False,
         capacity: int | None = None,
         weights: Mapping[str, Tensor] | None = None,
+        passes: PassOptions | None = None,
+        fold_wo: FoldWo = "auto",
     ):
         self.source, self.padded, self.capacity = source, padded, capacity
-        self.weights = load_weights(source) if weights is None else weights
+        self.passes, self.fold_wo = passes, fold_wo
+        self.weights = load_weights(source) if weights is None else dict(weights)
         types = source.model.builder.states
         self.state = {n: torch.zeros(t.storage_shape, dtype=t.dtype.torch_dtype) for n, t in types.items()}
         self.positions = [0] * source.limits.max_batch
         self._interpreters: dict[Variant, Interpreter] = {}
+        self._traced: dict[Variant, Graph] = {}
 
     @classmethod
     def open(
@@ -73,15 +82,29 @@ class Stepper:
         return cls(ModelSource.open(path, Numerics(numerics), **limits), **options)
 
     def fresh(self, **options: Any) -> Stepper:
-        """Another stepper of the same model, with empty state and the same graphs."""
-        new = Stepper(self.source, weights=self.weights, **{"capacity": self.capacity, **options})
-        new._interpreters = self._interpreters
+        """Another stepper of the same model with empty state; it shares graphs unless `passes` differ."""
+        kept = {"capacity": self.capacity, "passes": self.passes, "fold_wo": self.fold_wo}
+        new = Stepper(self.source, weights=self.weights, **{**kept, **options})
+        new._traced = self._traced
+        if new.passes == self.passes and new.fold_wo == self.fold_wo:
+            new._interpreters = self._interpreters
         return new
 
     def interpreter(self, variant: Variant) -> Interpreter:
         if variant not in self._interpreters:
-            self._interpreters[variant] = Interpreter(self.source.graph(variant), self.weights)
+            self._interpreters[variant] = Interpreter(self._rewritten(variant), self.weights)
         return self._interpreters[variant]
+
+    def _rewritten(self, variant: Variant) -> Graph:
+        if variant not in self._traced:
+            self._traced[variant] = self.source.graph(variant)
+        if self.passes is None:
+            return self._traced[variant]
+        result = run_passes(self._traced[variant], facts_of(self.source, self.fold_wo), self.passes)
+        for name, derived in result.derived.items():
+            if name not in self.weights:
+                self.weights[name] = derived.compute(*(self.weights[s] for s in derived.sources))
+        return result.graph
 
     def graph(self, variant: Variant) -> Graph:
         return self.interpreter(variant).graph

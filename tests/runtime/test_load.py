@@ -18,7 +18,7 @@ from rewright.ir.manifest import parse_manifest
 from rewright.runtime.load import Artifact
 
 SHARD = "weights-00001-of-00001.safetensors"
-GRAPH = "graphs/traced/decode-b1-c1024.txt"
+GRAPH = "graphs/layout/decode-b1-c1024.txt"
 
 
 @pytest.fixture
@@ -123,10 +123,10 @@ def test_a_graph_that_does_not_parse(copy: Path) -> None:
         artifact.graph(variant)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, 1.5, []])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None, 1.5, []])
 def test_another_format_is_refused(copy: Path, version: object) -> None:
     edit_manifest(copy, lambda m: m.update(format=version))
-    with pytest.raises(BadInput, match=r"artifact format .*; this Rewright reads 1"):
+    with pytest.raises(BadInput, match=r"artifact format .*; this Rewright reads 2"):
         Artifact.open(copy)
 
 
@@ -210,6 +210,8 @@ def test_other_nonsense_in_a_manifest(manifest: dict[str, Any]) -> None:
             parse_manifest(json.dumps(manifest | changes), "m.json")
 
     refuse("no variant", variants=[])
+    refuse("no stage", stages=[])
+    refuse("graphs/painted/decode-b1-c128.txt is not among its files", stages=["painted"])
     refuse("max_batch is negative", options={**manifest["options"], "max_batch": -1})
     refuse("other.safetensors is not among its files", tensors={"a": "other.safetensors"})
     files = {name: entry for name, entry in manifest["files"].items() if name != GRAPH}

@@ -1,0 +1,69 @@
+"""Takes the graphs of a model through the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rewright.frontend.source import ModelSource
+from rewright.ir.errors import UsageError
+from rewright.ir.graph import Graph
+from rewright.ir.variant import Variant
+from rewright.passes.facts import Facts, FoldWo
+from rewright.passes.fold_wo import PASS as FOLD_WO
+from rewright.passes.manager import PassFailed, PassOptions, Rewritten, run_passes
+from rewright.passes.pipelines import REACHABLE
+
+REPRODUCER = Path("rewright-reproducer.json")
+"""Where a failed pass is written down if nothing else is said: in the working directory."""
+
+Observe = Callable[[str, str, Graph], None]
+"""Called with stage, pass and graph; the pass is empty when a stage is done."""
+
+
+def rewrite(
+    source: ModelSource,
+    variant: Variant,
+    options: PassOptions,
+    fold_wo: FoldWo = "auto",
+    *,
+    observe: Observe | None = None,
+    reproducer: Path = REPRODUCER,
+) -> Rewritten:
+    """Trace a variant and run the passes.
+
+    Raises:
+        UsageError: folding is asked for, but the pass does not run.
+        PassFailed: a pass failed; what it takes to run it again lies in the file `reproducer`.
+    """
+    require_folding(options, fold_wo)
+    graph = source.graph(variant)
+    try:
+        return run_passes(graph, facts_of(source, fold_wo), options, observe=observe)
+    except PassFailed as e:
+        raise keep_reproducer(e, reproducer) from e.__cause__
+
+
+def require_folding(options: PassOptions, fold_wo: FoldWo) -> None:
+    """Refuse `fold_wo` "always" where nothing would obey it."""
+    made = REACHABLE[: REACHABLE.index(options.to) + 1]
+    if fold_wo == "always" and (FOLD_WO.name not in options.passes or FOLD_WO.stage not in made):
+        raise UsageError(
+            f"--fold-wo always, but pass {FOLD_WO.name} does not run",
+            fix=f"leave it on and go on to stage {FOLD_WO.stage} at least",
+        )
+
+
+def facts_of(source: ModelSource, fold_wo: FoldWo = "auto") -> Facts:
+    """What passes may know about an opened model."""
+    return Facts(source.config.to_dict(), source.numerics.value, source.weight_types(), fold_wo)
+
+
+def keep_reproducer(error: PassFailed, path: Path) -> PassFailed:
+    """Write the error's reproducer; the error to raise instead tells where it is, or that it is nowhere."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(error.reproducer.to_text(), encoding="utf-8")
+    except OSError as e:
+        return error.told(f"no reproducer: {path} cannot be written ({e.strerror})")
+    return error.told(f"run it again with: rewright reproduce {path}")
