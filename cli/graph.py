@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewright.cli import output
+from rewright.cli.traffic import traffic
 from rewright.ir.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Look at graphs.\n\nExample: rewright graph dump examples/tiny-v4",
 )
+app.command()(traffic)
 
 
 class Format(StrEnum):
@@ -35,17 +37,27 @@ class Kind(StrEnum):
     score = "score"
 
 
-Source = Annotated[str, typer.Argument(metavar="X", help="Checkpoint folder, config.json or compiled model.")]
-Spec = Annotated[str, typer.Argument(help="PATH[@STAGE][?option=value&...]")]
+_OPTIONS_HELP = (
+    "PATH[@STAGE][?option=value&...]: a checkpoint folder, config.json or compiled model. Stages: traced, "
+    "canonical, fused, precision, layout. Options: numerics, max-context, max-batch, chunk, variant, "
+    "batch, passes, no-pass, fold-wo."
+)
+Source = Annotated[str, typer.Argument(metavar="X", help=_OPTIONS_HELP)]
+Spec = Annotated[str, typer.Argument(help=_OPTIONS_HELP)]
 
 
 @app.command()
 def dump(
     x: Source,
-    stage: Annotated[str | None, typer.Option(help="Stage of the graph.")] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="traced, canonical, fused, precision or layout. Default: traced; of an artifact its last."
+        ),
+    ] = None,
     module: Annotated[str, typer.Option(help="Only this module, for example layers.2.attn.")] = "",
     variant: Annotated[Kind | None, typer.Option(help="Which step function.")] = None,
-    numerics: Annotated[str | None, typer.Option(help="faithful or fp32.")] = None,
+    numerics: Annotated[str | None, typer.Option(help="faithful, bf16 or fp32.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Longest sequence in tokens.")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Sequences that can run at once.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Tokens of a prefill chunk.")] = None,
@@ -75,6 +87,8 @@ def dump(
         max_batch=max_batch,
         chunk=chunk,
     )
+    if stage and spec.stage not in (None, stage):
+        raise UsageError(f"--stage {stage}, but {x} names another", fix="leave one of them out")
     graph, notes = load_graph(replace(spec, stage=stage) if stage else spec)
     output.notes(notes)
     data = _render(graph, format, module)
@@ -112,16 +126,29 @@ def diff(
     a: Spec,
     b: Spec,
     stat: Annotated[bool, typer.Option("--stat", help="Totals instead of the differences.")] = False,
+    module: Annotated[str, typer.Option(help="Only this module, for example layers.2.attn.")] = "",
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in context, for bytes; by default the capacity.")
+    ] = None,
+    no_fold: Annotated[
+        bool, typer.Option("--no-fold", help="Print every layer, also where many are alike.")
+    ] = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the graphs differ.")] = False,
     format: Annotated[str, typer.Option(help="text or json.")] = "text",
 ) -> None:
-    """Compare two graphs by the names of their values.
+    """Compare two graphs: what each rewrite made of which nodes, the bytes it saves, all other changes.
 
-    Example: rewright graph diff 'ckpt@traced?numerics=faithful' 'ckpt@traced?numerics=fp32' --stat
+    Examples:
+
+      rewright graph diff ckpt@traced ckpt@layout --module layers.2.attn
+
+      rewright graph diff 'ckpt@traced?numerics=faithful' 'ckpt@traced?numerics=fp32' --stat
     """
     from rewright.graph_spec import load_graph, parse_spec
-    from rewright.ir.diff import diff_graphs, to_json
-    from rewright.ir.diff_text import render, render_stat, stat_rows
+    from rewright.ir.diff import diff_graphs
+    from rewright.ir.diff_json import to_json
+    from rewright.ir.diff_stat import render_stat, stat_json
+    from rewright.ir.diff_text import render
     from rewright.ir.export.json_graph import json_text
 
     if format not in ("text", "json"):
@@ -129,10 +156,13 @@ def diff(
     (before, notes), (after, more) = load_graph(parse_spec(a)), load_graph(parse_spec(b))
     output.notes(dict.fromkeys([*notes, *more]))
     difference = diff_graphs(before, after)
+    if module:
+        difference = difference.within(module)
     if format == "json":
-        rows = {row.label: {"before": row.before, "after": row.after} for row in stat_rows(difference)}
-        output.result(json_text(rows if stat else to_json(difference)), end="")
+        document = stat_json(difference, context) if stat else to_json(difference, context)
+        output.result(json_text(document), end="")
     else:
-        output.result(render_stat(difference) if stat else render(difference), end="")
+        text = render_stat(difference, context) if stat else render(difference, context, fold=not no_fold)
+        output.result(text, end="")
     if exit_code and not (difference.empty and not difference.header):
         raise typer.Exit(1)

@@ -2,19 +2,23 @@
 
 An op node goes by the name of its first result. Two graphs are the same in structure when they
 have the same leaves, ops and outputs; their headers (name, stage, attributes) may differ, and do
-between two stages or two variants. `rewright.ir.diff_text` prints a diff.
+between two stages or two variants. `diff_text` prints a diff, `diff_stat` adds it up, `diff_json` is
+its JSON form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.fx import Node
 
 from rewright.ir.export.json_graph import op_record
-from rewright.ir.graph import IR_VERSION, LEAVES, Graph, kind_of, name_of
+from rewright.ir.graph import LEAVES, Graph, kind_of, name_of
+from rewright.ir.names import within
+from rewright.ir.rewrites import Rewrite, find_rewrites
+from rewright.ir.subgraph import module_paths, subgraph
 
 _ABSENT = object()
 
@@ -62,6 +66,11 @@ class Change:
         return node
 
     @property
+    def nodes(self) -> tuple[Node, ...]:
+        """What there is of the two."""
+        return tuple(n for n in (self.before, self.after) if n is not None)
+
+    @property
     def kind(self) -> str:
         return kind_of(self.node)
 
@@ -81,6 +90,10 @@ class GraphDiff:
         nodes: op nodes in the order of the second graph; a removed one follows the node that it
             followed in the first.
         outputs: differing results (`return logits`) and next values of states (`next NAME`).
+        rewrites: which op nodes stand for which and the rule that did it, in the order of the second
+            graph.
+        rest: `nodes` without what the rewrites explain.
+        module: the part that is compared, "" for all of it.
     """
 
     before: Graph
@@ -89,59 +102,86 @@ class GraphDiff:
     leaves: tuple[Change, ...]
     nodes: tuple[Change, ...]
     outputs: tuple[Aspect, ...]
+    rewrites: tuple[Rewrite, ...]
+    rest: tuple[Change, ...]
+    module: str = ""
 
     @property
     def empty(self) -> bool:
         """Whether the graphs have the same structure, headers aside."""
         return not (self.leaves or self.nodes or self.outputs)
 
-    def modules(self) -> dict[str, list[Change]]:
-        """Changed op nodes by module, modules in the order of their first change."""
-        groups: dict[str, list[Change]] = {}
-        for change in self.nodes:
-            groups.setdefault(change.module, []).append(change)
-        return groups
+    def ops(self, graph: Graph) -> list[Node]:
+        """Op nodes of one of the two graphs that the diff is about, in order.
+
+        These are the nodes under `module`, and those outside that took part in something within.
+        """
+        involved = {n for r in self.rewrites for n in r.nodes} | {n for c in self.rest for n in c.nodes}
+        return [n for n in graph.ops if n in involved or within(n.meta["module"], self.module)]
+
+    def within(self, module: str) -> GraphDiff:
+        """What differs under a module: its own changes, and whole every rewrite that it has a node of.
+
+        Raises:
+            UsageError: neither graph has the module.
+        """
+        if module not in (*module_paths(self.before), *module_paths(self.after)):
+            subgraph(self.after, module)  # refuses it, and says what there is
+        here = {n for g in (self.before, self.after) for n in g.ops if within(n.meta["module"], module)}
+        rewrites = tuple(r for r in self.rewrites if not here.isdisjoint(r.nodes))
+        shown = here.union(*(r.nodes for r in rewrites))
+        return replace(
+            self,
+            leaves=tuple(c for c in self.leaves if within(c.name, module) or within(c.module, module)),
+            nodes=tuple(c for c in self.nodes if not shown.isdisjoint(c.nodes)),
+            outputs=tuple(a for a in self.outputs if _touches(a, module)),
+            rewrites=rewrites,
+            rest=tuple(c for c in self.rest if not here.isdisjoint(c.nodes)),
+            module=module,
+        )
 
 
 def diff_graphs(before: Graph, after: Graph) -> GraphDiff:
     """Compare two graphs, of the same variant or not."""
-    leaves = _changes(before.of_kind(*LEAVES), after.of_kind(*LEAVES), _leaf_record)
+    leaves = _changes(before.of_kind(*LEAVES), after.of_kind(*LEAVES), leaf_record)
+    nodes = _changes(before.ops, after.ops, op_record)
+    rewrites = find_rewrites(before, after)
     return GraphDiff(
         before=before,
         after=after,
         header=_aspects(_flat_header(before), _flat_header(after)),
         leaves=tuple(sorted(leaves, key=lambda c: LEAVES.index(c.kind))),
-        nodes=tuple(_changes(before.ops, after.ops, op_record)),
+        nodes=tuple(nodes),
         outputs=_aspects(_output_record(before), _output_record(after)),
+        rewrites=rewrites,
+        rest=tuple(_unexplained(nodes, rewrites)),
     )
 
 
-def to_json(diff: GraphDiff) -> dict[str, Any]:
-    """The diff as JSON; lists are sorted by name, so that it does not depend on node order.
-
-        format          "rewright.graph-diff"
-        ir              version of the graph language
-        before, after   {name, stage, attrs} of the two graphs
-        empty           whether the structure is the same
-        header          [{name, before, after}]
-        leaves, nodes   {removed, added, changed}: records of the first two, of the last
-                        [{name, kind, module, aspects: [{name, before, after}]}]
-        outputs         [{name, before, after}]; a name is "return RESULT" or "next STATE"
-
-    The record of a leaf is {name, type, kind, module}, that of an op as in `export.json_graph`
-    without its cost. An aspect's before or after is null where that side has nothing.
-    """
+def leaf_record(node: Node) -> dict[str, Any]:
+    """Everything a graph says about a leaf, as JSON values."""
     return {
-        "format": "rewright.graph-diff",
-        "ir": IR_VERSION,
-        "before": _header(diff.before),
-        "after": _header(diff.after),
-        "empty": diff.empty,
-        "header": _aspects_json(diff.header),
-        "leaves": _changes_json(diff.leaves),
-        "nodes": _changes_json(diff.nodes),
-        "outputs": _aspects_json(diff.outputs),
+        "name": name_of(node),
+        "type": str(node.meta["types"][0]),
+        "kind": kind_of(node),
+        "module": node.meta["module"],
     }
+
+
+def _unexplained(changes: Sequence[Change], rewrites: Sequence[Rewrite]) -> Iterator[Change]:
+    explained = {n for r in rewrites for n in r.nodes}
+    for change in changes:
+        before = None if change.before in explained else change.before
+        after = None if change.after in explained else change.after
+        if before is not None and after is not None:
+            yield change
+        elif before is not None or after is not None:
+            yield Change(change.name, before, after)
+
+
+def _touches(output: Aspect, module: str) -> bool:
+    names = (output.name.partition(" ")[2], output.before, output.after)
+    return any(isinstance(name, str) and within(name, module) for name in names)
 
 
 def _changes(
@@ -190,40 +230,11 @@ def _aspects(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Aspect, ..
     return tuple(found)
 
 
-def _leaf_record(node: Node) -> dict[str, Any]:
-    return {
-        "name": name_of(node),
-        "type": str(node.meta["types"][0]),
-        "kind": kind_of(node),
-        "module": node.meta["module"],
-    }
-
-
 def _output_record(graph: Graph) -> dict[str, str]:
     returned = {f"return {name}": name_of(v) for name, v in graph.results.items()}
     return returned | {f"next {state}": name_of(v) for state, v in graph.next_state.items()}
 
 
-def _header(graph: Graph) -> dict[str, Any]:
-    return {"name": graph.name, "stage": graph.stage, "attrs": dict(graph.attrs)}
-
-
 def _flat_header(graph: Graph) -> dict[str, Any]:
     attrs = {f"attrs.{name}": value for name, value in graph.attrs.items()}
     return {"name": graph.name, "stage": graph.stage, **attrs}
-
-
-def _changes_json(changes: Sequence[Change]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {"removed": [], "added": [], "changed": []}
-    for change in sorted(changes, key=lambda c: c.name):
-        if change.how == "changed":
-            entry: dict[str, Any] = {"name": change.name, "kind": change.kind, "module": change.module}
-            entry["aspects"] = _aspects_json(change.aspects)
-        else:
-            entry = op_record(change.node) if change.kind == "op" else _leaf_record(change.node)
-        groups[change.how].append(entry)
-    return groups
-
-
-def _aspects_json(aspects: Sequence[Aspect]) -> list[dict[str, Any]]:
-    return [{"name": a.name, "before": a.before, "after": a.after} for a in aspects]

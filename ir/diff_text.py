@@ -1,36 +1,40 @@
-"""A graph diff as text: the differences themselves, or what they add up to."""
+"""A graph diff as text: what each rewrite made of which nodes, and whatever else differs.
+
+`-` is gone, `+` is new, `~` is changed or tells what the lines indented below it are about.
+"""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.fx import Node
 
 from rewright.ir.diff import Aspect, Change, GraphDiff
-from rewright.ir.graph import Graph, kind_of, name_of, type_of_value
-from rewright.ir.names import relative
-from rewright.ir.op import op_of
-from rewright.ir.printer import print_node
-from rewright.ir.traffic import traffic
+from rewright.ir.diff_blocks import Block, blocks_of, saved_text
+from rewright.ir.diff_bytes import Balance, Ledger
+from rewright.ir.fold import Alike, fold_layers, ranges
+from rewright.ir.graph import kind_of, name_of, type_of_value
 
 
-def render(diff: GraphDiff) -> str:
-    """Header, leaves, op nodes under their modules, outputs; `-` removed, `+` added, `~` changed.
+def render(diff: GraphDiff, context: int | None = None, *, fold: bool = True) -> str:
+    """Header, totals, leaves, blocks under their modules, outputs.
 
-    A changed op is named with the aspects that differ, and both its lines follow.
+    Args:
+        diff: the diff.
+        context: tokens of the sequence after the step, for bytes; by default each variant's capacity.
+        fold: whether what is alike in several layers is said once.
     """
+    ledger = Ledger(diff, context)
     sections = [
         [_aspect_line(a) for a in diff.header],
-        [line for change in diff.leaves for line in _leaf_lines(change)],
+        _summary(ledger),
+        _folded_lines([line for change in diff.leaves for line in _leaf_lines(change)], fold),
+        *_sections(blocks_of(diff, ledger), fold),
+        _unchanged(ledger),
+        _folded_lines([_aspect_line(a) for a in diff.outputs], fold),
     ]
-    for module, changes in diff.modules().items():
-        lines = [line for change in changes for line in _node_lines(change, module)]
-        sections.append([f"{module or '.'}:", *("  " + line for line in lines)])
-    sections.append([_aspect_line(a) for a in diff.outputs])
     if diff.empty:
         sections.append(["no difference in structure"])
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
@@ -42,6 +46,24 @@ def _aspect_line(aspect: Aspect) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _summary(ledger: Ledger) -> list[str]:
+    """Numbers of nodes and bytes, as far as they differ."""
+    total = ledger.total()
+    contexts = " and ".join(f"{c:,}" for c in dict.fromkeys((ledger.before.context, ledger.after.context)))
+    numbers = [("op nodes", total.nodes_before, total.nodes_after)]
+    before, after = total.before.by_kind, total.after.by_kind
+    numbers += [
+        (f"{kind} bytes of a step at context {contexts}", before[kind], after[kind]) for kind in before
+    ]
+    return [f"~ {label}: {a:,} -> {b:,} ({b - a:+,})" for label, a, b in numbers if a != b]
+
+
+def _unchanged(ledger: Ledger) -> list[str]:
+    """What the headings lack towards the totals."""
+    saved = saved_text(ledger.unchanged().saved)
+    return [f"~ unchanged nodes, for operands of other types or another context: {saved}"] if saved else []
 
 
 def _leaf_lines(change: Change) -> Iterator[str]:
@@ -62,68 +84,30 @@ def _leaf(node: Node) -> str:
     return f"{kind_of(node)} {sigil}{name_of(node)}"
 
 
-def _node_lines(change: Change, heading: str) -> Iterator[str]:
-    indent = ""
-    if change.how == "changed":
-        yield f"~ %{relative(change.name, heading)}: {', '.join(a.name for a in change.aspects)}"
-        indent = "  "
-    # Under one heading, so that a moved node's two lines differ in what differs, not in every name.
-    if change.before is not None:
-        yield f"{indent}- {print_node(change.before, heading)}"
-    if change.after is not None:
-        yield f"{indent}+ {print_node(change.after, heading)}"
+def _folded_lines(lines: Sequence[str], folded: bool) -> list[str]:
+    if not folded:
+        return list(lines)
+    return [alike.item + _also(alike) for alike in fold_layers(lines, where=str, text=str)]
 
 
-@dataclass(frozen=True)
-class StatRow:
-    """A number that two graphs have each."""
-
-    label: str
-    before: int
-    after: int
+def _also(alike: Alike[Any]) -> str:
+    if not alike.others:
+        return ""
+    return f" (alike in {'layers' if len(alike.others) > 1 else 'layer'} {ranges(alike.others)})"
 
 
-def stat_rows(diff: GraphDiff, context: int | None = None) -> list[StatRow]:
-    """Op counts by op name, their sum, and the bytes of one step.
-
-    Args:
-        diff: the diff.
-        context: tokens of the sequence after the step; by default each variant's capacity.
-    """
-    before, after = _totals(diff.before, context), _totals(diff.after, context)
-    counts = _op_counts(diff.before), _op_counts(diff.after)
-    rows = [StatRow(name, counts[0][name], counts[1][name]) for name in sorted(counts[0] | counts[1])]
-    return rows + [StatRow(label, before[label], after[label]) for label in before]
-
-
-def render_stat(diff: GraphDiff, context: int | None = None) -> str:
-    """`stat_rows` as a table with the difference in the last column."""
-    cells = [("", "before", "after", "delta")]
-    for row in stat_rows(diff, context):
-        delta = row.after - row.before
-        cells.append((row.label, f"{row.before:,}", f"{row.after:,}", f"{delta:+,}" if delta else "="))
-    widths = [max(len(line[i]) for line in cells) for i in range(4)]
-    lines = []
-    for label, *numbers in cells:
-        columns = [label.ljust(widths[0]), *(n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True))]
-        lines.append("  ".join(columns))
-    return "\n".join(lines) + "\n"
-
-
-def _op_counts(graph: Graph) -> Counter[str]:
-    return Counter(op_of(node.target).name for node in graph.ops)
-
-
-def _totals(graph: Graph, context: int | None) -> dict[str, int]:
-    """The rows below the op counts. Bytes read and written are split so that they add up to all traffic."""
-    moved = traffic(graph, context)
-    return {
-        "nodes": len(graph.ops),
-        "weight bytes resident": sum(moved.resident.values()),
-        "weight bytes read": moved.reads["weight"],
-        "constant bytes read": moved.reads["constant"],
-        "state bytes read": moved.reads["state"],
-        "activation bytes read": moved.reads["input"] + moved.reads["op"],
-        "bytes written": moved.written,
-        "flops": moved.flops,
-    }
+def _sections(blocks: Sequence[Block], folded: bool) -> Iterator[list[str]]:
+    """Blocks under headings. Folded, blocks that the same layers have stand together."""
+    alike = fold_layers(blocks, lambda b: b.module, repr) if folded else [Alike(block) for block in blocks]
+    sections: dict[Any, list[Alike[Block]]] = {}
+    for one in alike:
+        sections.setdefault((one.item.module, one.others), []).append(one)
+    for (module, others), members in sections.items():
+        saved = saved_text(sum((m.item.balance for m in members), start=Balance()).saved)
+        if any(m.item.lines[0].endswith(saved) for m in members):
+            saved = ""  # one block says it all
+        each = "each " if others and saved else ""
+        yield [
+            f"{module or '.'}{_also(members[0])}: {each}{saved}".rstrip(),
+            *("  " + line for m in members for line in m.item.lines),
+        ]
