@@ -38,7 +38,7 @@ help:
 demo: $(VENV)/package
 	@mkdir -p $(dir $(OUT))
 	$(BIN)/compile-model $(MODEL) -o $(OUT) --force
-	$(BIN)/rewright graph diff '$(MODEL)@traced?numerics=faithful' '$(MODEL)@traced?numerics=fp32' --stat
+	$(BIN)/rewright graph diff '$(MODEL)@traced' '$(MODEL)@layout' --stat
 	$(BIN)/rewright generate $(OUT) --chat "What is 17 + 25?" --temperature 0
 	$(BIN)/rewright generate $(OUT) -p "In the beginning God created" --temperature 0 --max-new-tokens 48
 
