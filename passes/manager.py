@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch.fx import Node
 
 from rewright.ir.derived import DerivedWeight
-from rewright.ir.errors import CompilerBug, Refused, RewrightError, UsageError, VerifyError
+from rewright.ir.errors import BadInput, CompilerBug, Refused, RewrightError, UsageError, VerifyError
 from rewright.ir.graph import STAGES, Graph, kind_of, operands_of, type_of_value, updated_state
 from rewright.ir.op import op_of
 from rewright.ir.traffic import node_cost
@@ -140,6 +140,9 @@ def run_passes(
 def rerun(reproducer: Reproducer) -> Rewritten:
     """Run the passes of a reproducer over its graph; raises what they raise."""
     graph = reproducer.graph()
+    unknown = [name for name in reproducer.passes if name not in pass_names()]
+    if unknown or not reproducer.passes:
+        raise BadInput(f"no passes of this Rewright: {unknown}", where="the reproducer")
     options = PassOptions(reproducer.passes, verify=reproducer.verify, done=reproducer.done)
     return run_passes(graph, reproducer.facts, options)
 

@@ -94,7 +94,7 @@ def read_reproducer(path: Path) -> Reproducer:
         )
     except OSError as e:
         raise BadInput(f"cannot be read ({e.strerror})", where=str(path), fix="check the path") from e
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise BadInput(
             "is no reproducer", where=str(path), fix="name a file that a failed pass has written"
         ) from e

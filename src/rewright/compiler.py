@@ -16,7 +16,7 @@ from rewright.frontend.chat_constants import CHAT_CONSTANTS_NAME, read_chat_cons
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.derived import DerivedWeight
-from rewright.ir.errors import BadInput
+from rewright.ir.errors import BadInput, UsageError
 from rewright.ir.graph import Graph
 from rewright.ir.manifest import (
     CHAT_NAME,
@@ -130,6 +130,8 @@ def compile_model(
     options = options or CompileOptions()
     checkpoint, out = Path(checkpoint), Path(out)
     check_replaceable(out, force=force)
+    if dump_dir is not None and dump_dir.resolve().is_relative_to(out.resolve()):
+        raise UsageError("lies in OUT", where=f"--dump-dir {dump_dir}", fix="choose a folder elsewhere")
     if not checkpoint.is_dir():
         raise BadInput("no such folder", where=str(checkpoint), fix="name a checkpoint folder")
     clock = Stopwatch()

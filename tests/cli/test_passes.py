@@ -227,7 +227,9 @@ class TestReproduce:
         assert found.code == 5
         assert "rule norm_quant changes" in found.stderr
 
-    @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "rewright.reproducer"}', "null"])
+    @pytest.mark.parametrize(
+        "text", ["", "{}", "[]", "[" * 100_000, '{"format": "rewright.reproducer"}', "null"]
+    )
     def test_other_files(self, cli: Cli, tmp_path: Path, text: str) -> None:
         file = tmp_path / "x.json"
         file.write_text(text)
@@ -254,6 +256,7 @@ class TestObeyedOrRefused:
             (("--dry-run", "--timings", "t.json"), "go with -o"),
             (("--dry-run", "--dump-dir", "d"), "go with -o"),
             (("--fold-wo", "always", "--to", "canonical", "-o", "x"), "fold_wo does not run"),
+            (("--dump-dir", "x/dump", "-o", "x"), "lies in OUT"),
             (("--fold-wo", "always", "--no-pass", "fold_wo", "-o", "x"), "fold_wo does not run"),
             (("--passes", "fuse_moe", "--to", "canonical", "-o", "x"), "fuse_moe does not run before"),
         ],
