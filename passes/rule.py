@@ -126,8 +126,11 @@ class Rule(Transform):
         return changed
 
     def pattern(self) -> OpPattern | tuple[OpPattern, ...]:
-        """What to look for. The first op pattern is tried at every node of its kind."""
-        raise NotImplementedError
+        """What to look for. The first op pattern is tried at every node of its kind.
+
+        Every rule states it that does not look for its places itself (`find`).
+        """
+        raise CompilerBug(f"rule {self.name} states no pattern")
 
     def check(self, m: Match, facts: Facts) -> Verdict:
         """Whether a match may be rewritten."""
