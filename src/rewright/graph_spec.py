@@ -133,13 +133,16 @@ def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Gr
         max_batch=_number(spec, "max-batch", 1),
         chunk=_number(spec, "chunk", 128),
     )
+    variant = _choose(source.variants(), spec)
+    if stages == ("traced",):
+        return {"traced": source.graph(variant)}, source.notes
     found: dict[str, Graph] = {}
 
     def keep(stage: str, name: str, graph: Graph) -> None:
         if not name and stage in stages:
             found[stage] = graph.copy()
 
-    rewrite(source, _choose(source.variants(), spec), passes, fold_wo, observe=keep)
+    rewrite(source, variant, passes, fold_wo, observe=keep)
     return found, source.notes
 
 
