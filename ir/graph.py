@@ -94,7 +94,7 @@ class Graph:
         if kind not in LEAVES:
             raise CompilerBug(f"{kind} is no kind of leaf")
         fx_op = "placeholder" if kind in ("input", "state") else "get_attr"
-        last = next(reversed(self.fx.nodes), None)
+        last = next(iter(reversed(self.fx.nodes)), None)  # torch 2.11 gives no iterator
         if fx_op == "placeholder" and last is not None and last.op != "placeholder":
             raise CompilerBug(f"{kind} {name} comes after other nodes")
         node = self.fx.create_node(fx_op, name, name=_identifier(name))
@@ -273,7 +273,7 @@ class Graph:
     @property
     def output(self) -> Node | None:
         """The output node, None while the graph is being built."""
-        last = next(reversed(self.fx.nodes), None)
+        last = next(iter(reversed(self.fx.nodes)), None)  # torch 2.11 gives no iterator
         return last if last is not None and kind_of(last) == "output" else None
 
     @property
