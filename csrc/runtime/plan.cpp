@@ -1,0 +1,157 @@
+#include "plan.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace rewright {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kFormat = 1;
+constexpr int64_t kMost = int64_t{1} << 46;
+
+const Json& member(const Json& object, const char* key, const std::string& where) {
+  check(object.is_object() && object.contains(key), where + " has no " + key);
+  return object[key];
+}
+
+std::string text(const Json& value, const std::string& where) {
+  check(value.is_string(), where + " is not a string");
+  return value.get<std::string>();
+}
+
+int64_t size(const Json& value, const std::string& where) {
+  check(value.is_number_integer(), where + " is not an integer");
+  check(!value.is_number_unsigned() || value.get<uint64_t>() <= static_cast<uint64_t>(kMost), where + " is too large");
+  const int64_t number = value.get<int64_t>();
+  check(0 <= number && number <= kMost, where + " is out of range");
+  return number;
+}
+
+Attr attribute(const Json& value, const std::string& where) {
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_number_float()) return value.get<double>();
+  if (value.is_string()) return value.get<std::string>();
+  const auto integer = [&](const Json& item) {
+    check(item.is_number_integer() && (!item.is_number_unsigned() || item.get<uint64_t>() <= uint64_t{1} << 62),
+          where + " is no attribute");
+    return item.get<int64_t>();
+  };
+  if (value.is_array()) {
+    std::vector<int64_t> list;
+    for (const Json& item : value) list.push_back(integer(item));
+    return list;
+  }
+  return integer(value);
+}
+
+Space space(const std::string& name, const std::string& where) {
+  if (name == "arena") return Space::kArena;
+  if (name == "state") return Space::kState;
+  if (name == "weight") return Space::kWeight;
+  check(name == "input", where + " lies in no known space");
+  return Space::kInput;
+}
+
+Place place(const Json& value, const Plan& plan, const std::string& where) {
+  Place result;
+  result.type = parse_type(text(member(value, "type", where), where + ": type"));
+  result.space = space(text(member(value, "space", where), where + ": space"), where);
+  if (value.contains("layout")) result.layout = text(value["layout"], where + ": layout");
+  if (result.space == Space::kArena || result.space == Space::kState) {
+    result.offset = size(member(value, "offset", where), where + ": offset");
+    const int64_t whole = result.space == Space::kArena ? plan.arena_bytes : plan.state_bytes;
+    check(result.type.nbytes() <= whole && result.offset <= whole - result.type.nbytes(), where + " ends beyond its space");
+    check(result.offset % 64 == 0, where + " is not aligned");
+  }
+  return result;
+}
+
+std::vector<std::string> names(const Json& value, const Plan& plan, bool optional, const std::string& where) {
+  check(value.is_array(), where + " is not a list");
+  std::vector<std::string> result;
+  for (const Json& item : value) {
+    if (optional && item.is_null()) {
+      result.emplace_back();
+      continue;
+    }
+    result.push_back(text(item, where));
+    check(plan.values.contains(result.back()), where + " names no value: " + result.back());
+  }
+  return result;
+}
+
+PlannedLaunch launch(const Json& value, const Plan& plan, const std::string& where) {
+  PlannedLaunch result;
+  result.symbol = text(member(value, "symbol", where), where + ": symbol");
+  result.phase = text(member(value, "phase", where), where + ": phase");
+  result.reads = names(member(value, "reads", where), plan, true, where + ": reads");
+  result.writes = names(member(value, "writes", where), plan, false, where + ": writes");
+  for (const std::string& name : result.writes) {
+    const Space written = plan.values.at(name).space;
+    check(written == Space::kArena || written == Space::kState, where + " writes " + name + ", which is given");
+  }
+  const Json& attrs = member(value, "attrs", where);
+  check(attrs.is_object(), where + ": attrs is no object");
+  for (const auto& [name, attr] : attrs.items()) {
+    if (!attr.is_null()) result.attrs.emplace(name, attribute(attr, where + ": attribute " + name));
+  }
+  const Json& workspace = member(value, "workspace", where);
+  check(workspace.is_array() && workspace.size() == 2, where + ": workspace is no pair");
+  result.workspace_offset = size(workspace[0], where + ": workspace");
+  result.workspace_bytes = size(workspace[1], where + ": workspace");
+  check(result.workspace_bytes <= plan.arena_bytes && result.workspace_offset <= plan.arena_bytes - result.workspace_bytes,
+        where + ": workspace ends beyond the arena");
+  check(result.workspace_offset % 64 == 0, where + ": workspace is not aligned");
+  return result;
+}
+
+Plan read(const Json& value) {
+  Plan plan;
+  check(size(member(value, "format", "the plan"), "format") == kFormat, "this is no plan of format 1");
+  plan.target = text(member(value, "target", "the plan"), "target");
+  const Json& variant = member(value, "variant", "the plan");
+  const int64_t batch = size(member(variant, "batch", "variant"), "batch");
+  const int64_t tokens = size(member(variant, "tokens", "variant"), "tokens");
+  check(1 <= batch && batch < 1 << 20 && 1 <= tokens && tokens < 1 << 24, "the variant's batch or tokens are out of range");
+  plan.batch = static_cast<int>(batch);
+  plan.tokens = static_cast<int>(tokens);
+  plan.capacity = size(member(variant, "capacity", "variant"), "capacity");
+  const Json& all = member(variant, "all_positions", "variant");
+  check(all.is_boolean(), "all_positions is not true or false");
+  plan.all_positions = all.get<bool>();
+  plan.arena_bytes = size(member(value, "arena_bytes", "the plan"), "arena_bytes");
+  plan.state_bytes = size(member(value, "state_bytes", "the plan"), "state_bytes");
+  const Json& values = member(value, "values", "the plan");
+  check(values.is_object(), "values is no object");
+  for (const auto& [name, item] : values.items()) {
+    check(!name.empty(), "a value has no name");
+    plan.values.emplace(name, place(item, plan, "value " + name));
+  }
+  const Json& launches = member(value, "launches", "the plan");
+  check(launches.is_array(), "launches is not a list");
+  for (size_t i = 0; i < launches.size(); ++i) {
+    plan.launches.push_back(launch(launches[i], plan, "launch " + std::to_string(i)));
+  }
+  const Json& results = member(value, "results", "the plan");
+  check(results.is_object(), "results is no object");
+  for (const auto& [name, item] : results.items()) {
+    const std::string of = text(item, "result " + name);
+    check(plan.values.contains(of), "result " + name + " names no value: " + of);
+    plan.results.emplace(name, of);
+  }
+  return plan;
+}
+
+}  // namespace
+
+Plan parse_plan(const std::string& text) {
+  try {
+    return read(Json::parse(text));
+  } catch (const Json::exception& e) {
+    throw PlanError(std::string("the plan is not valid JSON: ") + e.what());
+  }
+}
+
+}  // namespace rewright
