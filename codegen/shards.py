@@ -56,7 +56,8 @@ def write_shards(
     files: dict[str, FileEntry] = {}
     for number, names in enumerate(groups, start=1):
         shard = f"weights-{number:05d}-of-{len(groups):05d}.safetensors"
-        names.sort(key=lambda n: (types[n].nbytes % ALIGN != 0, n))
+        # Wide elements first: behind whole ones of at least its own size a tensor is aligned to its elements.
+        names.sort(key=lambda n: (types[n].nbytes % ALIGN != 0, -types[n].dtype.bits, n))
         files[shard] = _write_shard(folder / shard, {n: types[n] for n in names}, weights, advance)
         tensors |= dict.fromkeys(names, shard)
     return tensors, files

@@ -1,0 +1,1 @@
+"""The kernels of every target, as the compiler knows them."""
