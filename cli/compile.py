@@ -56,6 +56,12 @@ DumpDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write the graphs after every pass into this folder.")
 ]
 Timings = Annotated[Path | None, typer.Option(metavar="FILE", help="Write times as JSON.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        help="Kernels that execute it: host (this processor), sm80 (A100, A800), or auto for what runs here."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes and write no model.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing compiled model.")]
 
@@ -77,6 +83,7 @@ def compile_model(
     timings: Timings = None,
     dry_run: DryRun = False,
     force: Force = False,
+    target: Target = "auto",
 ) -> None:
     """Compile a checkpoint into a folder that `rewright generate` runs.
 
@@ -102,6 +109,7 @@ def compile_model(
         chunk,
         parse_fold_wo(fold_wo),
         PassOptions.of(passes, tuple(no_pass or ()), to, verify),
+        target,
     )
     if dry_run:
         if timings is not None or dump_dir is not None:
@@ -123,7 +131,7 @@ def compile_model(
         _explain(done.reports)
     if timings is not None:
         _write_timings(timings, done, time.monotonic() - begin)
-    output.note(f"compiled in {time.monotonic() - begin:.1f} s")
+    output.note(f"compiled for target {done.target} in {time.monotonic() - begin:.1f} s")
     output.result(str(out))
 
 

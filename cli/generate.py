@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewright.cli import output
+from rewright.cli.execution import Reference, Threads
 from rewright.ir.errors import BadInput, UsageError
 
 if TYPE_CHECKING:
+    from rewright.runtime.engine import Engine
     from rewright.runtime.generate import GenerateOptions
     from rewright.runtime.load import Artifact
 
@@ -50,6 +52,8 @@ def generate(
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Print the encoded prompt and stop.")
     ] = False,
+    reference: Reference = False,
+    threads: Threads = None,
 ) -> None:
     """Generate text. Defaults for temperature and top-p come from the checkpoint.
 
@@ -59,6 +63,7 @@ def generate(
 
       rewright generate out -p "In the beginning" --max-new-tokens 64 --seed 1
     """
+    from rewright.runtime.engine import Engine
     from rewright.runtime.generate import GenerateOptions
     from rewright.runtime.load import Artifact
     from rewright.runtime.sampling import SamplingOptions
@@ -87,7 +92,10 @@ def generate(
     )
     stop = frozenset() if ignore_eos else artifact.eos
     options = GenerateOptions(sampling, max_new_tokens, stop)
-    _run(artifact, texts, options, None if prompt else thinking, json_output)
+    # A prompt that cannot be used is refused before the model is mapped.
+    prompts = [artifact.tokenizer().encode(text) for text in texts]
+    engine = Engine(artifact, reference=reference, threads=threads)
+    _run(engine, prompts, options, None if prompt else thinking, json_output)
 
 
 def _prompts(
@@ -131,16 +139,13 @@ def _prompts(
 
 
 def _run(
-    artifact: Artifact, texts: list[str], options: GenerateOptions, thinking: bool | None, as_json: bool
+    engine: Engine, prompts: list[list[int]], options: GenerateOptions, thinking: bool | None, as_json: bool
 ) -> None:
     """Generate and print; `thinking` is None for plain text prompts."""
-    from rewright.runtime.engine import Engine
     from rewright.runtime.generate import generate as complete
     from rewright.runtime.tokenizer import TextStream
 
-    tokenizer = artifact.tokenizer()
-    prompts = [tokenizer.encode(text) for text in texts]
-    engine = Engine(artifact)
+    tokenizer = engine.artifact.tokenizer()
     streams = [TextStream(tokenizer) for _ in prompts]
     pieces: list[list[str]] = [[] for _ in prompts]
     produced: list[list[int]] = [[] for _ in prompts]

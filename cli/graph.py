@@ -15,6 +15,7 @@ from rewright.ir.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
     from rewright.ir.graph import Graph
+    from rewright.ir.plan import Plan
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,8 +40,9 @@ class Kind(StrEnum):
 
 _OPTIONS_HELP = (
     "PATH[@STAGE][?option=value&...]: a checkpoint folder, config.json or compiled model. Stages: traced, "
-    "canonical, fused, precision, layout. Options: numerics, max-context, max-batch, chunk, variant, "
-    "batch, passes, no-pass, fold-wo."
+    "canonical, fused, precision, layout; in graph dump also selected and planned. Options: numerics, "
+    "max-context, max-batch, chunk, variant, "
+    "batch, passes, no-pass, fold-wo, target."
 )
 Source = Annotated[str, typer.Argument(metavar="X", help=_OPTIONS_HELP)]
 Spec = Annotated[str, typer.Argument(help=_OPTIONS_HELP)]
@@ -52,7 +54,8 @@ def dump(
     stage: Annotated[
         str | None,
         typer.Option(
-            help="traced, canonical, fused, precision or layout. Default: traced; of an artifact its last."
+            help="traced, canonical, fused, precision, layout, or selected and planned for the plan. "
+            "Default: traced; of an artifact its last graph."
         ),
     ] = None,
     module: Annotated[str, typer.Option(help="Only this module, for example layers.2.attn.")] = "",
@@ -61,6 +64,9 @@ def dump(
     max_context: Annotated[int | None, typer.Option(help="Longest sequence in tokens.")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Sequences that can run at once.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Tokens of a prefill chunk.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Kernels of the plan, at stages selected and planned: host or sm80.")
+    ] = None,
     format: Annotated[Format, typer.Option(help="Form of the output.")] = Format.text,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write to a file instead of stdout.")
@@ -73,10 +79,12 @@ def dump(
       rewright graph dump examples/tiny-v4 --module layers.2.attn
 
       rewright graph dump examples/configs/v4-flash.json --format onnx -o flash.onnx
+
+      rewright graph dump examples/configs/v4-flash.json@planned --target sm80 --module layers.4
     """
     from dataclasses import replace
 
-    from rewright.graph_spec import load_graph, parse_spec
+    from rewright.graph_spec import PLAN_STAGES, load_graph, load_plan, parse_spec
 
     if format is Format.onnx and out is None and sys.stdout.isatty():
         raise UsageError("ONNX is binary", where="--format onnx", fix="write it to a file with -o FILE")
@@ -89,9 +97,16 @@ def dump(
     )
     if stage and spec.stage not in (None, stage):
         raise UsageError(f"--stage {stage}, but {x} names another", fix="leave one of them out")
-    graph, notes = load_graph(replace(spec, stage=stage) if stage else spec)
+    spec = replace(spec, stage=stage) if stage else spec
+    if target is not None:
+        spec = spec.with_options(target=target)
+    if spec.stage in PLAN_STAGES:
+        plan, notes = load_plan(spec)
+        data = _render_plan(plan, format, module)
+    else:
+        graph, notes = load_graph(spec)
+        data = _render(graph, format, module)
     output.notes(notes)
-    data = _render(graph, format, module)
     if out is None:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
@@ -119,6 +134,18 @@ def _render(graph: Graph, format: Format, module: str) -> bytes:
         return graph_to_onnx(graph, module=module).SerializeToString(deterministic=True)
     subgraph(graph, module)  # refuses a module that does not exist
     return print_graph(graph, module=module).encode()
+
+
+def _render_plan(plan: Plan, format: Format, module: str) -> bytes:
+    from rewright.codegen.plan_text import print_plan
+
+    if format not in (Format.text, Format.json):
+        raise UsageError(f"a plan has no form {format.value}", where="--format", fix="text or json")
+    if format is Format.json:
+        if module:
+            raise UsageError("--module goes with the text of a plan", where="--format json")
+        return plan.to_text().encode()
+    return print_plan(plan, module=module).encode()
 
 
 @app.command()

@@ -13,10 +13,13 @@ import typer
 
 from rewright import __version__
 from rewright.cli import output
+from rewright.cli.bench import bench
 from rewright.cli.compile import compile_model
 from rewright.cli.doctor import doctor
 from rewright.cli.generate import generate
 from rewright.cli.graph import app as graph_app
+from rewright.cli.kernels import app as kernels_app
+from rewright.cli.ops import app as ops_app
 from rewright.cli.passes import app as passes_app
 from rewright.cli.passes import reproduce
 from rewright.cli.score import score
@@ -39,9 +42,12 @@ app = typer.Typer(
 app.command("compile-model")(compile_model)
 app.add_typer(graph_app, name="graph")
 app.add_typer(passes_app, name="passes")
+app.add_typer(ops_app, name="ops")
+app.add_typer(kernels_app, name="kernels")
 app.command()(reproduce)
 app.command()(generate)
 app.command()(score)
+app.command()(bench)
 app.command()(doctor)
 
 compile_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

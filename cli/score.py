@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewright.cli import output
+from rewright.cli.execution import Reference, Threads
 from rewright.ir.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def score(
     ] = None,
     logits: Annotated[Path | None, typer.Option(help="safetensors file to write; goes with --ids.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    reference: Reference = False,
+    threads: Threads = None,
 ) -> None:
     """Perplexity per kind of text (--text), or logits, NLL and greedy tokens of given ids (--ids).
 
@@ -44,7 +47,7 @@ def score(
         raise UsageError("give either --text or --ids", where="score")
     if (ids is None) != (logits is None):
         raise UsageError("--ids and --logits go together", where="score")
-    engine = Engine(Artifact.open(out))
+    engine = Engine(Artifact.open(out), reference=reference, threads=threads)
     if text is not None:
         _score_text(engine, text, json_output)
     elif ids is not None and logits is not None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewright.ir.errors import BadInput
+from rewright.ir.plan import plan_path
 from rewright.ir.variant import Limits, Variant
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 GENERATION_NAME = "generation_config.json"
@@ -35,33 +36,52 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that executing the model takes beside its weights.
+
+    Attributes:
+        arena_bytes: activations, of the variant that needs most.
+        state_bytes: decode state of all slots.
+    """
+
+    arena_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Contents of `manifest.json`.
 
     Attributes:
         model: the model's configuration, as `config.json` spells it.
         fingerprint: SHA-256 over the checkpoint's configuration and shard headers.
-        target: what executes it; "reference" is the interpreter over op references.
+        target: set of kernels that its plans call.
+        abi: hash over the target's kernels (`ir.plan.kernel_abi`).
         numerics: numerics mode.
         passes: names of the passes that ran, in order.
         fold_wo: whether wo_a and wo_b are one matrix.
-        stages: stages of which graph texts are kept; the last one is executed.
+        stages: stages of which graph texts are kept; the plans are made of the last one.
+        memory: what executing it takes.
         limits: context, batch and chunk it was compiled for.
         variants: graph file of every variant, by variant.
         tensors: shard file of every weight, by weight name.
+        layouts: layout of every weight that does not lie row by row (`ir/weight_layout.py`).
         files: every other file of the artifact by relative path, the shards included.
     """
 
     model: Mapping[str, Any]
     fingerprint: str
     target: str
+    abi: str
     numerics: str
     passes: tuple[str, ...]
     fold_wo: bool
     stages: tuple[str, ...]
+    memory: Memory
     limits: Limits
     variants: Mapping[Variant, str]
     tensors: Mapping[str, str]
+    layouts: Mapping[str, str]
     files: Mapping[str, FileEntry]
 
     def to_text(self) -> str:
@@ -72,6 +92,11 @@ class Manifest:
             "model": dict(self.model),
             "checkpoint": {"fingerprint": self.fingerprint},
             "target": self.target,
+            "abi": self.abi,
+            "memory": {
+                "arena_bytes": self.memory.arena_bytes,
+                "state_bytes": self.memory.state_bytes,
+            },
             "options": {
                 "numerics": self.numerics,
                 "passes": list(self.passes),
@@ -83,6 +108,7 @@ class Manifest:
             "stages": list(self.stages),
             "variants": [{**v.to_json(), "graph": path} for v, path in sorted(self.variants.items())],
             "tensors": dict(self.tensors),
+            "layouts": dict(self.layouts),
             "files": {name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in self.files.items()},
         }
         return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
@@ -106,16 +132,19 @@ def parse_manifest(text: str, where: str) -> Manifest:
         model=value["model"],
         fingerprint=value["checkpoint"]["fingerprint"],
         target=value["target"],
+        abi=value["abi"],
         numerics=options["numerics"],
         passes=tuple(options["passes"]),
         fold_wo=options["fold_wo"],
         stages=tuple(value["stages"]),
+        memory=Memory(value["memory"]["arena_bytes"], value["memory"]["state_bytes"]),
         limits=Limits(options["max_context"], options["max_batch"], options["chunk"]),
         variants={
             Variant(v["tokens"], v["batch"], v["capacity"], v["all_positions"]): v["graph"]
             for v in value["variants"]
         },
         tensors=value["tensors"],
+        layouts=value["layouts"],
         files={name: FileEntry(f["bytes"], f["sha256"]) for name, f in value["files"].items()},
     )
 
@@ -127,6 +156,8 @@ _SHAPE: dict[str, Any] = {
     "model": {"vocab_size": int, "bos_token_id": int, "eos_token_id": int},
     "checkpoint": {"fingerprint": str},
     "target": str,
+    "abi": str,
+    "memory": {"arena_bytes": int, "state_bytes": int},
     "stages": [str],
     "options": {
         "numerics": str,
@@ -138,6 +169,7 @@ _SHAPE: dict[str, Any] = {
     },
     "variants": [{"tokens": int, "batch": int, "capacity": int, "all_positions": bool, "graph": str}],
     "tensors": {"*": str},
+    "layouts": {"*": str},
     "files": {"*": {"bytes": int, "sha256": str}},
 }
 
@@ -162,12 +194,13 @@ def _mismatch(value: Any, shape: Any, at: str) -> str | None:
 
 
 def _dangling(value: dict[str, Any]) -> str | None:
-    """A graph or a shard that is not among the files."""
+    """A graph, a plan or a shard that is not among the files."""
     if not value["variants"]:
         return "it lists no variant"
     if not value["stages"]:
         return "it lists no stage"
     names = [v["graph"].rpartition("/")[2].removesuffix(".txt") for v in value["variants"]]
     named = [graph_path(stage, name) for stage in value["stages"] for name in names]
+    named += [plan_path(name) for name in names]
     named += [v["graph"] for v in value["variants"]] + list(value["tensors"].values())
     return next((f"{name} is not among its files" for name in named if name not in value["files"]), None)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from rewright.ir.errors import BadInput, CompilerBug
+from rewright.runtime.host import HostModel
 from rewright.runtime.load import Artifact
-from rewright.runtime.reference import ReferenceModel, Row
+from rewright.runtime.model import Model, Row
+from rewright.runtime.reference import ReferenceModel
 
 
 class Engine:
@@ -18,11 +20,27 @@ class Engine:
     Validity of state follows from positions alone, so a slot is reused by starting at position 0.
     """
 
-    def __init__(self, artifact: Artifact):
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        reference: bool = False,
+        threads: int | None = None,
+        model: Model | None = None,
+    ):
+        """
+        Args:
+            artifact: the compiled model.
+            reference: execute it with the interpreter over op references instead of kernels.
+            threads: of the kernels; by default one for each core that this process may use.
+            model: what executes it, in place of both.
+        """
         self.artifact = artifact
         self.limits = artifact.manifest.limits
         self.vocab_size: int = artifact.manifest.model["vocab_size"]
-        self.model = ReferenceModel(artifact)
+        if model is None:
+            model = ReferenceModel(artifact) if reference else HostModel(artifact, threads=threads)
+        self.model = model
         self._length = [0] * self.limits.max_batch
 
     def length(self, slot: int) -> int:

@@ -25,12 +25,15 @@ from rewright.ir.manifest import (
     parse_manifest,
 )
 from rewright.ir.parser import parse
+from rewright.ir.plan import kernel_abi, plan_path
 from rewright.ir.variant import Variant
+from rewright.ir.weight_layout import LAYOUTS
+from rewright.runtime import _native
 from rewright.runtime.chat import ChatEncoder
 from rewright.runtime.tokenizer import Tokenizer
 
-TARGET = "reference"
-"""What this version can execute: the interpreter over op references."""
+TARGET = "host"
+"""What this version can execute: the kernels of this processor, and the interpreter in their place."""
 
 _AGAIN = "compile the model again"
 
@@ -74,6 +77,10 @@ class Artifact:
                 where=str(path),
                 fix=_AGAIN,
             )
+        if manifest.abi != kernel_abi(_native.kernels()):
+            raise BadInput(
+                "compiled for the kernels of another version of Rewright", where=str(path), fix=_AGAIN
+            )
         found = [_damage(folder / name, name, entry) for name, entry in manifest.files.items()]
         if problems := [problem for problem in found if problem]:
             raise ProblemList("the compiled model is damaged", problems, where=str(folder), fix=_AGAIN)
@@ -96,8 +103,13 @@ class Artifact:
         path = self.folder / (name if stage is None else graph_path(stage, variant.name))
         return parse(path.read_text(encoding="utf-8"), str(path))
 
+    def plan_text(self, variant: Variant) -> str:
+        """The plan of a variant as JSON."""
+        return (self.folder / plan_path(variant.name)).read_text(encoding="utf-8")
+
     def weights(self) -> dict[str, Tensor]:
-        """Every weight and constant by name, mapped from the shards; `BadInput` if one is not there."""
+        """Every weight and constant by name as stored, mapped from the shards: one with a layout has its
+        shape but not its order. `BadInput` if one is not there."""
         weights: dict[str, Tensor] = {}
         for shard in sorted(set(self.manifest.tensors.values())):
             try:
@@ -108,6 +120,11 @@ class Artifact:
         if missing := sorted(self.manifest.tensors.keys() - weights.keys()):
             raise ProblemList("weights are in no shard", missing, where=str(self.folder), fix=_AGAIN)
         return weights
+
+    def weights_by_row(self) -> dict[str, Tensor]:
+        """The same in row order, as graphs mean them; what had another layout is a copy."""
+        layouts = self.manifest.layouts
+        return {name: LAYOUTS[layouts.get(name, "")].unpack(t) for name, t in self.weights().items()}
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; `BadInput` if it was compiled without one."""

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 from rewright.runtime import _native
+from rewright.runtime.memory import total_bytes
+from rewright.runtime.threads import thread_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,6 @@ class Check:
 def examine(folder: Path) -> list[Check]:
     """Look at Python, torch, processor, memory, the disk of `folder`, GPUs and targets."""
     features = _native.cpu_features()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [
         Check("python", None, platform.python_version()),
         Check("torch", None, torch.__version__),
@@ -34,12 +35,17 @@ def examine(folder: Path) -> list[Check]:
             None,
             f"{platform.machine()}, {os.cpu_count()} cores, {' '.join(features) or 'no vector units'}",
         ),
-        Check("memory", None, f"{memory / 1e9:.1f} GB"),
+        Check("memory", None, f"{total_bytes() / 1e9:.1f} GB"),
         Check("disk", None, f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free"),
         *_cards(),
-        Check("target reference", True, "runs here: the interpreter over op references, on the CPU"),
-        Check("target host", None, "comes with a later version"),
-        Check("target sm80", None, "comes with a later version"),
+        Check(
+            "target host",
+            True,
+            f"runs here: {len(_native.kernels())} kernels, {_native.vector_name()}, "
+            f"{thread_count(None)} threads",
+        ),
+        Check("target sm80", None, "its kernels come with a later version; plans can be looked at"),
+        Check("reference", True, "runs here: the interpreter over op references (--reference)"),
     ]
 
 

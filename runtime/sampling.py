@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from rewright.ir.errors import UsageError
+from rewright.ir.errors import MachineError, UsageError
+from rewright.runtime import _native
+
+_BROKEN = "run it with --reference as well; if that fails too, check the checkpoint's weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +41,18 @@ class Sampler:
 
     def __init__(self, options: SamplingOptions):
         self._options = options
-        self._generator = torch.Generator().manual_seed(options.seed)
+        self._draws = 0
 
     def choose(self, logits: Tensor) -> int:
-        """The next token id from f32[V] logits; equal logits give the lower id."""
+        """The next token id from f32[V] logits; equal logits give the lower id.
+
+        Raises:
+            MachineError: a logit is NaN, or none is finite.
+        """
         o = self._options
-        if o.temperature == 0:
-            return int(logits.argmax())
-        scaled = (logits.double() - logits.max()) / o.temperature  # at most 0, so it cannot overflow
-        order = scaled.sort(descending=True, stable=True)
-        probabilities = order.values.softmax(-1)
-        if o.top_p < 1:
-            before = probabilities.cumsum(-1) - probabilities
-            probabilities = probabilities.masked_fill(before >= o.top_p, 0.0)
-        drawn = torch.multinomial(probabilities, 1, generator=self._generator)
-        return int(order.indices[drawn])
+        values = logits.contiguous()
+        draw, self._draws = self._draws, self._draws + 1
+        try:
+            return _native.sample(values.data_ptr(), values.numel(), o.temperature, o.top_p, o.seed, draw)
+        except _native.PlanError as e:
+            raise MachineError(str(e), where="sampling", fix=_BROKEN) from e

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rewright.codegen.artifact import check_replaceable, copy_file, new_artifact, write_text
 from rewright.codegen.derive import WithDerived
+from rewright.codegen.pack import PackedWeights, layouts_of
+from rewright.codegen.plan import make_plan
 from rewright.codegen.shards import write_shards
+from rewright.codegen.targets import EXECUTABLE, Target, choose_target
 from rewright.dump_folder import DumpFolder
 from rewright.frontend.chat_constants import CHAT_CONSTANTS_NAME, read_chat_constants
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.derived import DerivedWeight
-from rewright.ir.errors import BadInput, UsageError
+from rewright.ir.errors import BadInput, MachineError, UsageError
 from rewright.ir.graph import Graph
 from rewright.ir.manifest import (
     CHAT_NAME,
@@ -26,8 +29,10 @@ from rewright.ir.manifest import (
     TOKENIZER_NAME,
     FileEntry,
     Manifest,
+    Memory,
     graph_path,
 )
+from rewright.ir.plan import Plan, plan_path
 from rewright.ir.printer import print_graph
 from rewright.ir.types import ValueType
 from rewright.ir.variant import Variant
@@ -36,6 +41,7 @@ from rewright.passes.manager import PassOptions, weight_types_of
 from rewright.passes.pipelines import REACHABLE
 from rewright.passes.report import Report
 from rewright.rewriting import REPRODUCER, rewrite
+from rewright.runtime.memory import require_memory
 from rewright.runtime.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -53,6 +59,7 @@ class CompileOptions:
         chunk: tokens of a prefill chunk.
         fold_wo: whether wo_a and wo_b become one matrix; `auto` decides by bytes and numerics.
         passes: which passes run, up to which stage, and whether each rewrite is verified.
+        target: set of kernels, a name of `codegen.targets.TARGETS`; "auto" takes what this machine runs.
     """
 
     numerics: Numerics = Numerics.FAITHFUL
@@ -61,6 +68,7 @@ class CompileOptions:
     chunk: int = 128
     fold_wo: FoldWo = "auto"
     passes: PassOptions = field(default_factory=PassOptions)
+    target: str = "auto"
 
     def open(self, path: Path) -> ModelSource:
         """A checkpoint folder or a config.json, opened with these options."""
@@ -81,11 +89,13 @@ class Compiled:
         notes: for the user: ignored configuration keys, tensors left out, things that are missing.
         reports: what the passes did, by variant name.
         seconds: time of each step of the compilation, by name.
+        target: what it was compiled for.
     """
 
     notes: list[str]
     reports: dict[str, Report]
     seconds: dict[str, float]
+    target: str
 
 
 class Stopwatch:
@@ -128,6 +138,13 @@ def compile_model(
         UserError: with the exit code that docs/errors.md gives for its kind.
     """
     options = options or CompileOptions()
+    target = choose_target(options.target)
+    if target.name not in EXECUTABLE:
+        raise MachineError(
+            f"this version has plans of target {target.name}, but no kernels that run",
+            where="--target",
+            fix=f"compile for {' or '.join(EXECUTABLE)}, or look at the plan with --dry-run",
+        )
     checkpoint, out = Path(checkpoint), Path(out)
     check_replaceable(out, force=force)
     if dump_dir is not None and dump_dir.resolve().is_relative_to(out.resolve()):
@@ -141,6 +158,11 @@ def compile_model(
     failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")
     model = rewrite_all(source, options, dump_dir=dump_dir, reproducer=failed, progress=progress)
     clock.lap("trace and passes")
+    plans = plan_all(model.graphs, target)
+    layouts = layouts_of(plans)
+    memory = Memory(max(p.arena_bytes for p in plans), max(p.state_bytes for p in plans))
+    clock.lap("plans")
+    require_memory(memory.arena_bytes + memory.state_bytes, "state and activations of the compiled model")
     total = sum(t.nbytes for t in model.weights.values())
     with new_artifact(out, force=force, needed_bytes=total) as folder:
         done = 0
@@ -151,27 +173,43 @@ def compile_model(
             progress("packing weights", min(done, total), total)
 
         files = {name: write_text(folder, name, text) for name, text in model.texts.items()}
+        files |= {
+            plan_path(p.variant.name): write_text(folder, plan_path(p.variant.name), p.to_text())
+            for p in plans
+        }
         files |= _copy_text_files(checkpoint, folder, source, notes)
-        weights = WithDerived(source.weights(), model.derived)
+        weights = PackedWeights(WithDerived(source.weights(), model.derived), layouts)
         tensors, shards = write_shards(folder, model.weights, weights, advance)
         assert source.checkpoint is not None
         stages = REACHABLE[: REACHABLE.index(options.passes.to) + 1]
         manifest = Manifest(
             model=source.config.to_dict(),
             fingerprint=source.checkpoint.fingerprint(),
-            target="reference",
+            target=target.name,
+            abi=target.abi,
             numerics=options.numerics.value,
             passes=options.passes.passes,
             fold_wo=bool(model.derived),
             stages=stages,
+            memory=memory,
             limits=source.limits,
             variants={v: graph_path(stages[-1], v.name) for v in source.variants()},
             tensors=tensors,
+            layouts={name: layout for name, layout in sorted(layouts.items()) if layout},
             files=files | shards,
         )
         write_text(folder, MANIFEST_NAME, manifest.to_text())
     clock.lap("weights")
-    return Compiled(notes, model.reports, clock.seconds)
+    return Compiled(notes, model.reports, clock.seconds, target.name)
+
+
+def plan_all(graphs: Mapping[Variant, Graph], target: Target, progress: Progress = _silent) -> list[Plan]:
+    """The plan of every variant; `Refused` names a node that the target has no kernel for."""
+    plans = []
+    for done, (variant, graph) in enumerate(graphs.items()):
+        progress("planning", done, len(graphs))
+        plans.append(make_plan(graph, variant, target))
+    return plans
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rewright.codegen.plan import make_plan
+from rewright.codegen.targets import choose_target
 from rewright.frontend.numerics import parse_numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.errors import BadInput, UsageError
 from rewright.ir.graph import STAGES, Graph
 from rewright.ir.manifest import MANIFEST_NAME
+from rewright.ir.plan import Plan, parse_plan
 from rewright.ir.variant import Variant
 from rewright.passes.facts import parse_fold_wo
 from rewright.passes.manager import PassOptions
@@ -21,7 +24,9 @@ from rewright.runtime.load import Artifact
 KINDS = ("decode", "chunk", "score")
 _COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "fold-wo", "passes", "no-pass")
 _PASS_OPTIONS = ("fold-wo", "passes", "no-pass")
-_OPTIONS = (*_COMPILE_OPTIONS, "variant", "batch")
+_OPTIONS = (*_COMPILE_OPTIONS, "variant", "batch", "target")
+PLAN_STAGES = ("selected", "planned")
+"""Stages at which there is a plan instead of a graph."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,30 @@ def load_graph(spec: GraphSpec) -> tuple[Graph, list[str]]:
     return stages.popitem()[1], notes
 
 
+def load_plan(spec: GraphSpec) -> tuple[Plan, list[str]]:
+    """The plan that a spec names with one of `PLAN_STAGES`, and notes for the user.
+
+    Raises:
+        UsageError: an option, target or variant that does not exist.
+        BadInput: the path cannot be used.
+        Refused: the target has no kernel for some node.
+    """
+    on = replace(spec, stage=None, options={k: v for k, v in spec.options.items() if k != "target"})
+    if (spec.path / MANIFEST_NAME).is_file():
+        artifact = Artifact.open(spec.path)
+        made_for = artifact.manifest.target
+        if spec.options.get("target", made_for) != made_for:
+            raise UsageError(f"it was compiled for target {made_for}", where=str(spec.path))
+        _from_artifact(on, None)  # refuses what cannot change
+        variant = _choose(list(artifact.manifest.variants), on)
+        return parse_plan(artifact.plan_text(variant)), []
+    target = choose_target(spec.options.get("target", "auto"))
+    graphs, notes = _load(replace(on, stage=LAST_STAGE), (LAST_STAGE,))
+    (graph,) = graphs.values()
+    variant = Variant(*(graph.attrs[key] for key in ("tokens", "batch", "capacity", "all_positions")))
+    return make_plan(graph, variant, target), notes
+
+
 def load_stages(spec: GraphSpec) -> tuple[dict[str, Graph], list[str]]:
     """The graph of a spec at every stage that there is, by stage, and notes for the user.
 
@@ -86,6 +115,16 @@ def load_stages(spec: GraphSpec) -> tuple[dict[str, Graph], list[str]]:
 
 def _load(spec: GraphSpec, stages: tuple[str, ...] | None) -> tuple[dict[str, Graph], list[str]]:
     """Graphs by stage; without `stages` the default one, of several those that there are."""
+    if "target" in spec.options:
+        raise UsageError(
+            "target belongs to a plan", where=str(spec.path), fix=f"name stage {' or '.join(PLAN_STAGES)}"
+        )
+    if spec.stage in PLAN_STAGES:
+        raise UsageError(
+            f"at stage {spec.stage} there is a plan, no graph",
+            where=str(spec.path),
+            fix=f"look at it with graph dump, or name one of {', '.join(REACHABLE)}",
+        )
     if spec.stage is not None and spec.stage not in REACHABLE:
         what = "this version makes" if spec.stage in STAGES else "there is"
         raise UsageError(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewright.compiler import CompileOptions, Progress, rewrite_all
+from rewright.codegen.targets import choose_target
+from rewright.compiler import CompileOptions, Progress, plan_all, rewrite_all
 from rewright.ir.graph import kind_of
 from rewright.ir.traffic import traffic
 from rewright.passes.report import Report
@@ -20,14 +21,16 @@ class Sizes:
         weights: stored weights and constants, by component.
         state: decode state, by kind of tensor (`attn.window`, `attn.compressor.cache`, ...).
         slots: sequences that the state is for.
-        variants: of each variant its nodes when traced and at the last stage, and bytes read and
-            written by one step at its full capacity.
+        variants: of each variant its nodes when traced and at the last stage, the launches of its plan,
+            bytes read and written by one step at its full capacity, and bytes of its activations.
+        target: what the plans are for.
     """
 
     weights: dict[str, int]
     state: dict[str, int]
     slots: int
     variants: dict[str, dict[str, int]]
+    target: str
 
     @property
     def total_weights(self) -> int:
@@ -44,6 +47,7 @@ class Sizes:
             "state": self.state,
             "state_bytes": self.total_state,
             "slots": self.slots,
+            "target": self.target,
             "variants": self.variants,
         }
 
@@ -56,7 +60,9 @@ def measure(
     Only the configuration and tensor headers are read, no model is written.
     """
     source = options.open(path)
+    target = choose_target(options.target)
     model = rewrite_all(source, options, progress=progress)
+    plans = {plan.variant: plan for plan in plan_all(model.graphs, target, progress)}
     weights: dict[str, int] = {}
     for name, type in model.weights.items():
         weights[_component(name)] = weights.get(_component(name), 0) + type.nbytes
@@ -71,11 +77,13 @@ def measure(
         variants[variant.name] = {
             "nodes_traced": traced[0].before.nodes if traced else len(graph.ops),
             "nodes": len([n for n in graph.nodes if kind_of(n) == "op"]),
+            "launches": len(plans[variant].launches),
             "bytes_read": sum(moved.reads.values()),
             "bytes_written": moved.written,
+            "arena_bytes": plans[variant].arena_bytes,
         }
     ordered = dict(sorted(weights.items(), key=lambda item: -item[1]))
-    sizes = Sizes(ordered, dict(sorted(state.items())), source.limits.max_batch, variants)
+    sizes = Sizes(ordered, dict(sorted(state.items())), source.limits.max_batch, variants, target.name)
     return sizes, model.reports, source.notes
 
 
@@ -103,11 +111,15 @@ def render(sizes: Sizes) -> str:
     lines += [f"  {name:<32} {amount:>18,}" for name, amount in sizes.state.items()]
     lines.append(f"  {'total':<32} {sizes.total_state:>18,}")
     lines.append(
-        f"{'variants':<26}{'nodes traced':>13} {'nodes':>7} {'bytes read':>18} {'bytes written':>16}"
+        f"{'plans for ' + sizes.target:<26}{'nodes traced':>13} {'nodes':>7} {'launches':>9} "
+        f"{'bytes read':>18} {'bytes written':>16} {'activations':>14}"
     )
     for name, v in sizes.variants.items():
         lines.append(
-            f"  {name:<24}{v['nodes_traced']:>13,} {v['nodes']:>7,} {v['bytes_read']:>18,} "
-            f"{v['bytes_written']:>16,}"
+            f"  {name:<24}{v['nodes_traced']:>13,} {v['nodes']:>7,} {v['launches']:>9,} "
+            f"{v['bytes_read']:>18,} {v['bytes_written']:>16,} {v['arena_bytes']:>14,}"
         )
+    most = max(v["arena_bytes"] for v in sizes.variants.values())
+    total = sizes.total_weights + sizes.total_state + most
+    lines.append(f"to run it: {total:,} bytes (weights, state, activations of the largest variant)")
     return "\n".join(lines) + "\n"

@@ -1,0 +1,187 @@
+"""Measures a compiled model: prefill and decode speed, bytes, share of the memory bandwidth."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rewright.ir.errors import UsageError
+from rewright.ir.traffic import traffic
+from rewright.ir.variant import Variant
+from rewright.runtime.engine import Engine
+from rewright.runtime.model import choose_variant
+
+SEED = 0
+_STREAM_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured.
+
+    Attributes:
+        prompt: tokens in the context of each sequence when the clock starts (decode), or that the clock
+            runs for (prefill).
+        new: tokens that each sequence generates; 0 for prefill.
+        batch: sequences.
+    """
+
+    prompt: int
+    new: int
+    batch: int
+
+    @property
+    def name(self) -> str:
+        """As the table calls it: pp512, tg128@512 x 8."""
+        base = f"tg{self.new}@{self.prompt}" if self.new else f"pp{self.prompt}"
+        return base if self.batch == 1 else f"{base} x {self.batch}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that one repetition is counted for."""
+        return (self.new or self.prompt) * self.batch
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Times of one case.
+
+    Attributes:
+        case: what was measured.
+        seconds: of each repetition.
+        bytes_per_token: bytes that the ops of one step read and write for each of its tokens, as their
+            costs state them at the middle of the measured contexts.
+    """
+
+    case: Case
+    seconds: tuple[float, ...]
+    bytes_per_token: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the repetitions."""
+        return self.case.tokens / statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """(slowest - fastest) / median."""
+        return (max(self.seconds) - min(self.seconds)) / statistics.median(self.seconds)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes_per_token * self.tokens_per_second
+
+    def to_json(self) -> dict[str, Any]:
+        c = self.case
+        return {
+            "case": c.name,
+            "prompt": c.prompt,
+            "new": c.new,
+            "batch": c.batch,
+            "seconds": list(self.seconds),
+            "tokens_per_second": self.tokens_per_second,
+            "spread": self.spread,
+            "bytes_per_token": self.bytes_per_token,
+            "bytes_per_second": self.bytes_per_second,
+        }
+
+
+def cases(engine: Engine, prompts: Sequence[int], new: int, batches: Sequence[int]) -> list[Case]:
+    """Prefill of every prompt length, then decode behind each for every batch size.
+
+    Raises:
+        UsageError: what does not fit the compiled context or batch.
+    """
+    limits = engine.limits
+    for prompt in prompts:
+        if prompt < 1 or new < 0 or prompt + new > limits.max_context:
+            raise UsageError(
+                f"{prompt} + {new} tokens do not fit the compiled maximum of {limits.max_context}",
+                where="-p, -n",
+            )
+    for batch in batches:
+        if not 1 <= batch <= limits.max_batch:
+            raise UsageError(f"{batch} is not from 1 to the compiled {limits.max_batch}", where="-b")
+    found = [Case(prompt, 0, 1) for prompt in prompts]
+    if new:
+        found += [Case(prompt, new, batch) for prompt in prompts for batch in batches]
+    return found
+
+
+def measure(engine: Engine, case: Case, repeats: int) -> Result:
+    """Run a case once without the clock, then `repeats` times with it."""
+    run = _decode if case.new else _prefill
+    run(engine, case)
+    return Result(case, tuple(run(engine, case) for _ in range(repeats)), _bytes_per_token(engine, case))
+
+
+def _ids(engine: Engine, case: Case) -> list[list[int]]:
+    """The same random prompts in every run, others for every sequence."""
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (case.batch, case.prompt)
+    return torch.randint(engine.vocab_size, shape, generator=generator).tolist()
+
+
+def _prefill(engine: Engine, case: Case) -> float:
+    ids = _ids(engine, case)[0]
+    engine.reset(0)
+    begin = time.perf_counter()
+    engine.prefill(0, ids)
+    return time.perf_counter() - begin
+
+
+def _decode(engine: Engine, case: Case) -> float:
+    tokens = {}
+    for slot, ids in enumerate(_ids(engine, case)):
+        engine.reset(slot)
+        tokens[slot] = int(engine.prefill(slot, ids).argmax())
+    begin = time.perf_counter()
+    for _ in range(case.new):
+        logits = engine.decode(tokens)
+        tokens = {slot: int(row.argmax()) for slot, row in logits.items()}
+    return time.perf_counter() - begin
+
+
+def _bytes_per_token(engine: Engine, case: Case) -> float:
+    """Over the steps of a case, of the variants that execute them."""
+    total = 0.0
+    for variant, context, weight in _steps(engine, case):
+        moved = traffic(engine.artifact.graph(variant), context)
+        total += (sum(moved.reads.values()) + moved.written) * weight
+    return total / case.tokens
+
+
+def _steps(engine: Engine, case: Case) -> Iterator[tuple[Variant, int, float]]:
+    """Variants of a case with the context that each is counted at, and how often it runs."""
+    variants = engine.artifact.manifest.variants
+    if case.new:
+        middle = case.prompt + (case.new + 1) // 2
+        yield choose_variant(variants, case.batch, 1, middle, False), middle, case.new
+        return
+    chunk = engine.limits.chunk
+    for end in range(chunk, case.prompt + chunk, chunk):
+        context = min(end, case.prompt)
+        variant = choose_variant(variants, 1, min(chunk, context - end + chunk), context, False)
+        yield variant, context, 1.0
+
+
+def read_bandwidth(threads: int, advance: Callable[[], None] = lambda: None) -> float:
+    """Bytes per second that this machine reads from memory: the best of several sums over 256 MB."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        block = torch.ones(_STREAM_BYTES // 8, dtype=torch.int64)
+        best = float("inf")
+        for _ in range(5):
+            begin = time.perf_counter()
+            block.sum()
+            best = min(best, time.perf_counter() - begin)
+            advance()
+        return _STREAM_BYTES / best
+    finally:
+        torch.set_num_threads(before)
