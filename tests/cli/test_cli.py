@@ -23,7 +23,7 @@ from rewright.ir.errors import CompilerBug, Refused
 from rewright.ir.parser import parse
 from rewright.ir.printer import print_graph
 from rewright.passes.pipelines import REACHABLE, pass_names
-from rewright.runtime import load, machine, reference
+from rewright.runtime import load, machine, memory
 
 COMMANDS = [
     (),
@@ -204,11 +204,31 @@ class TestErrors:
     def test_a_state_beyond_the_memory_is_4(
         self, cli: Cli, compiled_tiny: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(reference.os, "sysconf", lambda name: 1)
-        done = cli("generate", compiled_tiny, "-p", "a")
+        monkeypatch.setattr(memory.os, "sysconf", lambda name: 1)
+        for extra in ((), ("--reference",)):
+            done = cli("generate", compiled_tiny, "-p", "a", *extra)
+            assert (done.code, done.stdout) == (4, "")
+            assert "the state" in done.stderr or "state and activations" in done.stderr
+            assert "--max-batch" in done.stderr
+
+    def test_a_model_that_this_machine_cannot_hold_is_4_and_not_written(
+        self, cli: Cli, tiny_v4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(memory.os, "sysconf", lambda name: 1)
+        done = cli("compile-model", tiny_v4, "-o", tmp_path / "out", "--max-context", 128)
         assert (done.code, done.stdout) == (4, "")
-        assert "the state needs" in done.stderr
-        assert "--max-batch" in done.stderr
+        assert "bytes, this machine has 1" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_target_without_kernels_is_4(self, cli: Cli, tiny_v4: Path, tmp_path: Path) -> None:
+        done = cli("compile-model", tiny_v4, "-o", tmp_path / "out", "--target", "sm80")
+        assert (done.code, done.stdout) == (4, "")
+        assert "--dry-run" in done.stderr
+
+    def test_an_unknown_target_is_2(self, cli: Cli, tiny_v4: Path, tmp_path: Path) -> None:
+        done = cli("compile-model", tiny_v4, "-o", tmp_path / "out", "--target", "tpu")
+        assert done.code == 2
+        assert "auto, host, sm80" in done.stderr
 
     def test_the_process_itself_exits_with_the_code(self, run_cli: Cli, tmp_path: Path) -> None:
         done = run_cli("graph", "dump", tmp_path / "none")
@@ -222,7 +242,7 @@ class TestCompile:
         options = ("--max-context", 200, "--max-batch", 2, "--chunk", 32, "--numerics", "fp32")
         code, stdout, stderr = cli(tiny_v4, "-o", out, *options, program="compile-model")
         assert (code, stdout) == (0, f"{out}\n"), stderr
-        assert "compiled in" in stderr
+        assert "compiled for target host in" in stderr
         manifest = json.loads((out / "manifest.json").read_text())
         expected = {"max_context": 256, "max_batch": 2, "chunk": 32, "numerics": "fp32"}
         expected |= {"fold_wo": False, "passes": list(pass_names())}
@@ -339,11 +359,42 @@ class TestDump:
     def test_stages(self, cli: Cli, tiny_v4: Path, compiled_tiny: Path) -> None:
         for path in (tiny_v4, compiled_tiny):
             assert cli("graph", "dump", path, "--stage", "traced").code == 0
-            for stage, says in (("planned", "makes no stage"), ("molten", "there is no stage")):
-                done = cli("graph", "dump", path, "--stage", stage)
-                assert done.code == 2
-                assert says in done.stderr
-                assert "traced" in done.stderr
+            done = cli("graph", "dump", path, "--stage", "molten")
+            assert done.code == 2
+            assert "there is no stage" in done.stderr
+            assert "traced" in done.stderr
+
+    def test_plans(self, cli: Cli, tiny_v4: Path, compiled_tiny: Path) -> None:
+        """At the last two stages there is a plan: phases, nodes and refusals, or the plan's JSON."""
+        texts = []
+        for path in (f"{tiny_v4}@planned?max-context=1024&max-batch=4", f"{compiled_tiny}@planned"):
+            done = cli("graph", "dump", path)
+            assert done.code == 0, done.stderr
+            texts.append(done.stdout)
+            assert "layers.4.attn.o.groups = host.attention\n" in done.stdout
+            plan = json.loads(cli("graph", "dump", path, "--format", "json").stdout)
+            assert plan["target"] == "host"
+            assert f"launches {len(plan['launches'])}\n" in done.stdout
+        assert texts[0] == texts[1]
+        part = cli("graph", "dump", compiled_tiny, "--stage", "planned", "--module", "layers.4.attn")
+        assert part.code == 0
+        assert "layers.4.attn.o.groups -> layers.4.attn.o.groups" in part.stdout
+        assert "layers.3." not in part.stdout
+        sm80 = cli("graph", "dump", f"{tiny_v4}@planned", "--target", "sm80")
+        assert "sm80.attention_split + sm80.attention_combine" in sm80.stdout
+
+    def test_what_a_plan_is_not(self, cli: Cli, tiny_v4: Path, compiled_tiny: Path) -> None:
+        for arguments, says in (
+            (("dump", tiny_v4, "--target", "host"), "belongs to a plan"),
+            (("dump", f"{tiny_v4}@planned", "--format", "dot"), "no form dot"),
+            (("dump", f"{tiny_v4}@planned", "--target", "tpu"), "no target"),
+            (("dump", f"{compiled_tiny}@planned", "--target", "sm80"), "compiled for target host"),
+            (("dump", f"{compiled_tiny}@planned", "--module", "layers.99"), "no node lies in"),
+            (("diff", f"{tiny_v4}@planned", f"{tiny_v4}@traced"), "a plan, no graph"),
+        ):
+            done = cli("graph", *arguments)
+            assert (done.code, done.stdout) == (2, ""), done
+            assert says in done.stderr
 
     def test_options_of_a_compiled_model_are_fixed(self, cli: Cli, compiled_tiny: Path) -> None:
         for option in (("--numerics", "fp32"), ("--max-context", 128), ("--max-batch", 1), ("--chunk", 8)):
@@ -645,12 +696,12 @@ class TestDoctor:
         assert (code, stderr) == (0, "")
         words = [line.split() for line in stdout.splitlines()]
         assert words[0] == ["rewright", __version__]
-        assert ["target", "reference", "ok"] in [w[:3] for w in words]
-        assert ["target", "sm80", "comes"] in [w[:3] for w in words]
+        assert ["target", "host", "ok"] in [w[:3] for w in words]
+        assert ["target", "sm80", "its"] in [w[:3] for w in words]
 
     def test_json(self, cli: Cli) -> None:
         checks = json.loads(cli("doctor", "--json").stdout)
         assert all(set(check) == {"name", "ok", "text"} for check in checks)
         found = {check["name"]: check["ok"] for check in checks}
-        assert found.items() >= {"rewright": None, "target reference": True, "target host": None}.items()
+        assert found.items() >= {"rewright": None, "reference": True, "target host": True}.items()
         assert {"python", "torch", "processor", "memory", "disk"} < found.keys()

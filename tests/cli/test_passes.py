@@ -119,7 +119,7 @@ class TestCompileOptions:
         file = tmp_path / "times.json"
         assert compile_(cli, tiny_v4, "-o", out, *SMALL, "--timings", file).code == 0
         times = json.loads(file.read_text())
-        assert {"open", "trace and passes", "weights", "total"} == set(times["seconds"])
+        assert {"open", "trace and passes", "plans", "weights", "total"} == set(times["seconds"])
         assert set(times["passes"]["decode-b1-c128"]) == set(pass_names())
 
     def test_verify(self, cli: Cli, tiny_v4: Path, out: Path) -> None:

@@ -94,10 +94,13 @@ class TestContents:
             "model",
             "checkpoint",
             "target",
+            "abi",
+            "memory",
             "options",
             "stages",
             "variants",
             "tensors",
+            "layouts",
             "files",
         }
 
@@ -141,7 +144,7 @@ class TestShards:
         stored: dict[str, Tensor] = {}
         for shard in tiny_v4.glob("*-of-*.safetensors"):
             stored |= load_file(shard)
-        weights = Artifact.open(compiled_tiny).weights()
+        weights = Artifact.open(compiled_tiny).weights_by_row()
         for layer in (0, 5):
             for part in ("w1.weight", "w1.scale", "w2.weight", "w2.scale", "w3.weight", "w3.scale"):
                 base = f"layers.{layer}.ffn.experts"
@@ -153,7 +156,7 @@ class TestShards:
         stored: dict[str, Tensor] = {}
         for shard in checkpoint.glob("*-of-*.safetensors"):
             stored |= load_file(shard)
-        weights = Artifact.open(out).weights()
+        weights = Artifact.open(out).weights_by_row()
         shared = weights.keys() & stored.keys()
         assert len(shared) > 30
         for name in shared:
@@ -171,7 +174,9 @@ class TestShards:
         (shard,) = files
         assert where == dict.fromkeys(tensors, shard)
         _require_aligned(tmp_path / shard)
-        assert _order(tmp_path / shard) == ["b", "d", "a", "c", "e"]
+        assert _order(tmp_path / shard) == ["b", "d", "c", "a", "e"], (
+            "wide elements first: each is aligned to its own"
+        )
         for name, tensor in load_file(tmp_path / shard).items():
             assert torch.equal(tensor, tensors[name])
 

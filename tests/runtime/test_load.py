@@ -123,17 +123,46 @@ def test_a_graph_that_does_not_parse(copy: Path) -> None:
         artifact.graph(variant)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None, 1.5, []])
+@pytest.mark.parametrize("version", [0, 1, 2, 4, "3", None, 1.5, []])
 def test_another_format_is_refused(copy: Path, version: object) -> None:
     edit_manifest(copy, lambda m: m.update(format=version))
-    with pytest.raises(BadInput, match=r"artifact format .*; this Rewright reads 2"):
+    with pytest.raises(BadInput, match=r"artifact format .*; this Rewright reads 3"):
         Artifact.open(copy)
 
 
 def test_another_target_is_refused(copy: Path) -> None:
     edit_manifest(copy, lambda m: m.update(target="sm80"))
-    with pytest.raises(BadInput, match="target 'sm80'; this Rewright runs 'reference'"):
+    with pytest.raises(BadInput, match="target 'sm80'; this Rewright runs 'host'"):
         Artifact.open(copy)
+
+
+def test_kernels_of_another_version_are_refused(copy: Path) -> None:
+    edit_manifest(copy, lambda m: m.update(abi="0" * 64))
+    with pytest.raises(BadInput, match="kernels of another version"):
+        Artifact.open(copy)
+
+
+def test_an_edited_plan_is_refused(copy: Path) -> None:
+    plan = copy / "plan-decode-b1-c1024.json"
+    plan.write_bytes(plan.read_bytes().replace(b"host.embed", b"host.embad"))
+    with pytest.raises(ProblemList, match=r"plan-decode-b1-c1024\.json was changed"):
+        Artifact.open(copy)
+
+
+def test_a_missing_plan_is_refused(copy: Path) -> None:
+    (copy / "plan-decode-b1-c1024.json").unlink()
+    with pytest.raises(ProblemList, match=r"plan-decode-b1-c1024\.json is missing"):
+        Artifact.open(copy)
+
+
+def test_a_plan_that_calls_an_unknown_kernel_is_refused_in_words(copy: Path) -> None:
+    """Edited together with its hash, so that only the native loader can tell."""
+    plan = "plan-decode-b1-c1024.json"
+    replace_file(copy, plan, (copy / plan).read_bytes().replace(b"host.embed", b"host.embad"))
+    engine = rewright.load(copy)
+    engine.prefill(0, list(range(130)))  # beyond the smaller variant's context
+    with pytest.raises(BadInput, match=r"host\.embad.*no such kernel"):
+        engine.decode({0: 1})
 
 
 def at(path: str) -> Callable[[dict[str, Any]], tuple[Any, Any]]:
