@@ -1,6 +1,6 @@
 #include "plan.h"
 
-#include <cmath>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace rewright {
@@ -150,7 +150,9 @@ Plan parse_plan(const std::string& text) {
   try {
     return read(Json::parse(text));
   } catch (const Json::exception& e) {
-    throw PlanError(std::string("the plan is not valid JSON: ") + e.what());
+    std::string what = e.what();  // quotes what it read, which may end within a character
+    std::replace_if(what.begin(), what.end(), [](unsigned char c) { return c < 32 || c > 126; }, '?');
+    throw PlanError("the plan is not valid JSON: " + what);
   }
 }
 
