@@ -69,8 +69,6 @@ def _attributes(call: Call) -> Iterator[str]:
             yield f"{streams} streams are more than {MOST_STREAMS}"
         if attrs.get("iters", 0) > MOST_SINKHORN_STEPS:
             yield f"{attrs['iters']} Sinkhorn steps are more than {MOST_SINKHORN_STEPS}"
-    if op in ("shared_expert", "moe") and attrs["fmt"] and (attrs["fmt"], attrs["block"]) != ("e4m3", 128):
-        yield f"hidden rows are quantised to {attrs['fmt']} in blocks of {attrs['block']}, not e4m3 in 128"
     if op == "grouped_linear_quant" and attrs["fmt"] != "e4m3":
         yield f"the result is quantised to {attrs['fmt']}, not e4m3"
     if op in ("route", "moe") and attrs["k"] > MOST_CHOICES:

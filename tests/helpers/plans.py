@@ -3,21 +3,26 @@ plan says that it lies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import torch
+from graphs import rewrite_all, traced
 from torch import Tensor
 
 from rewright.codegen.plan import make_plan
 from rewright.codegen.select import Phase, select
-from rewright.codegen.targets import Target
+from rewright.codegen.targets import TARGETS, Target
 from rewright.codegen.units import Program, Unit
+from rewright.frontend.numerics import Numerics
+from rewright.frontend.source import ModelSource
 from rewright.ir.graph import Graph
-from rewright.ir.layout import pack, stored_bytes, unpack
+from rewright.ir.layout import pack, unpack
 from rewright.ir.op import results_of
 from rewright.ir.plan import Launch, Plan
 from rewright.ir.types import ValueType
 from rewright.ir.variant import Variant
+from rewright.rewriting import facts_of
 
 GARBAGE = 0xFF
 """A byte that is a NaN in most float types."""
@@ -152,7 +157,7 @@ class _Memory:
             return self._given[value].clone()
         return unpack(self._spaces[place.space][place.offset : place.end], place.type)
 
-    def write(self, values: Mapping[str, Tensor], names: Iterator[str] | set[str] | tuple[str, ...]) -> None:
+    def write(self, values: Mapping[str, Tensor], names: Iterable[str]) -> None:
         for name in names:
             place = self._plan.values[name]
             self._spaces[place.space][place.offset : place.end] = pack(values[name], place.type)
@@ -186,6 +191,9 @@ def fits(unit: Unit, types: Mapping[str, ValueType]) -> bool:
     return inferred == tuple(types[v].dense for v in unit.results)
 
 
-def total_bytes(plan: Plan, space: str) -> int:
-    """Bytes of all values of a space as if none shared its place."""
-    return sum(stored_bytes(place.type) for place in plan.values.values() if place.space == space)
+def tiny_plans() -> str:
+    """The plans of tiny-v4's decode step on every target, one after the other."""
+    path = Path(__file__).resolve().parents[2] / "examples" / "tiny-v4"
+    source = ModelSource.open(path, Numerics.FAITHFUL, max_context=256, max_batch=1, chunk=8)
+    graph = rewrite_all(traced(source), facts_of(source))
+    return "".join(make_plan(graph, variant_of(graph), target).to_text() for target in TARGETS.values())
