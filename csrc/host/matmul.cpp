@@ -1,6 +1,7 @@
 #include "matmul.h"
 
 #include <cstring>
+#include <vector>
 
 #include "formats.h"
 #include "rows.h"
@@ -45,20 +46,6 @@ void chain_product(const float* panel, int64_t ldp, const float* x, int64_t ldx,
 
 Order order_of(int64_t rows) {
   return rows == 1 ? Order::kLanesPeeled : rows < 4 ? Order::kLanes : Order::kChain;
-}
-
-std::vector<RowGroup> token_groups(const Step* step, bool by_token, int64_t all_rows) {
-  std::vector<RowGroup> groups;
-  if (!by_token) {
-    for (int64_t row = 0; row < all_rows; ++row) groups.push_back({row, 1});
-    return groups;
-  }
-  int64_t first = 0;
-  for (int b = 0; b < step->batch; ++b) {
-    if (step->n_valid[b]) groups.push_back({first, step->n_valid[b]});
-    first += step->n_valid[b];
-  }
-  return groups;
 }
 
 Matrix::Matrix(const CallSite& site, const Tensor& weight, const Tensor& scale) : weight_(weight), scale_(scale) {

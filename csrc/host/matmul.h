@@ -1,7 +1,8 @@
 // Products of fp32 rows with stored weights, sums in a stated order.
 #pragma once
 
-#include <vector>
+#include <algorithm>
+#include <cstddef>
 
 #include "../runtime/kernel.h"
 #include "vector.h"
@@ -15,7 +16,6 @@ enum class Order {
   kLanesPeeled,  // one row: four running sums by k % 4 after the first four terms in a row; products rounded
   kLanes,        // two or three rows: four running sums by k % 4; products rounded
   kChain,        // more: one fused chain for each block of k, blocks added up
-  kLanes64,      // bf16 by bf16: 64 fused running sums by k % 64, folded in halves
 };
 
 Order order_of(int64_t rows);
@@ -33,10 +33,6 @@ struct RowGroup {
   int64_t first, count;
 };
 
-// The tokens of a step as groups of rows, rows of masked tokens left out: row i of the step's valid
-// tokens in order (TokenRows). A tensor that is not by token has one group for each of its rows.
-std::vector<RowGroup> token_groups(const Step* step, bool by_token, int64_t all_rows);
-
 // A stored matrix [N,K], or a stack of them [E,N,K], in layout tile16.
 class Matrix {
  public:
@@ -52,7 +48,8 @@ class Matrix {
 
   // out[row][0..16) = x[row] . rows tile*16 .. of matrix `index`, for every row of every group; columns
   // from width(tile) on are garbage. x is [rows][ldx] fp32, 64-byte aligned if ldx % 16 == 0.
-  // `bf16` takes the order of products of bf16 by bf16 instead of the one that the number of rows gives.
+  // `bf16` takes the order that the reference has for products of bf16 by bf16, whatever the number of rows:
+  // 64 fused running sums by k % 64, folded in halves.
   void tile(int64_t index, int64_t tile, const float* x, int64_t ldx, const RowGroup* groups, size_t group_count,
             bool bf16, float* out, float* scratch) const;
 

@@ -18,10 +18,15 @@ from hypothesis import strategies as st
 from plans import execute, trouble, variant_of
 from torch.fx import Node
 
+from rewright.codegen.boundary import boundary_of
+from rewright.codegen.flow import Flow
 from rewright.codegen.kernel import KernelDef, Ok, Slot
+from rewright.codegen.lifetimes import check_states
 from rewright.codegen.memory import Lifetime, in_a_row, share
 from rewright.codegen.plan import make_plan
+from rewright.codegen.select import select
 from rewright.codegen.targets import TARGETS, Target
+from rewright.codegen.units import Program
 from rewright.ir.errors import CompilerBug
 from rewright.ir.graph import Graph, type_of_value
 from rewright.rewriting import facts_of
@@ -226,6 +231,19 @@ class TestStates:
         graph = self._late_reader(of_new=True)
         with pytest.raises(CompilerBug, match="old value"):
             make_plan(graph, variant_of(graph), HOST)
+
+    def test_an_old_value_that_is_read_after_its_update_is_a_bug(self) -> None:
+        """Which no choice of kernels gives: the phases of a legal order, turned around."""
+        graph = self._late_reader(of_new=False)
+        program = Program.of(graph)
+        phases, flow = select(program, HOST, variant_of(graph)).phases, Flow(program)
+        for order in (phases, phases[::-1]):
+            boundaries = [boundary_of(phase, program, flow) for phase in order]
+            if order is phases:
+                check_states(program, order, boundaries)
+            else:
+                with pytest.raises(CompilerBug, match="seen reads ring, which next has overwritten"):
+                    check_states(program, order, boundaries)
 
     @staticmethod
     def _late_reader(of_new: bool) -> Graph:

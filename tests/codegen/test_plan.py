@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import BASE_CONFIG, QUANTIZATION
 from configs import CONFIGS
 from graphs import Net, rewrite_all
@@ -50,13 +52,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def graphs_of(folder: Path, model: str) -> list[tuple[Variant, str, Graph]]:
-    """Every variant of a model, as traced and after all passes."""
-    path = ROOT / "examples" / model if model == "tiny-v4" else folder / f"{model}.json"
+    """Every variant of a model, of random ones those of the largest capacity, traced and after all passes."""
+    tiny = model == "tiny-v4"
+    path = ROOT / "examples" / model if tiny else folder / f"{model}.json"
     source = ModelSource.open(path, Numerics.FAITHFUL, max_context=256, max_batch=2, chunk=16)
     found = []
     for variant in source.variants():
-        graph = source.graph(variant)
-        found += [(variant, "traced", graph), (variant, "layout", rewrite_all(graph, facts_of(source)))]
+        if tiny or variant.capacity == 256:
+            graph = source.graph(variant)
+            found += [(variant, "traced", graph), (variant, "layout", rewrite_all(graph, facts_of(source)))]
     return found
 
 
@@ -132,6 +136,55 @@ def test_every_launch_of_every_variant(folder: Path, model: str, target: str) ->
             assert plan.refusals == {}
             moves = [n for n in graph.ops if op_of(n.target).name == "reshape"]
             assert len(plan.launches) == len(graph.ops) - len(moves), "no reshape of a model moves anything"
+
+
+class Memory:
+    """Zeros for everything that a host plan needs."""
+
+    def __init__(self, plan: Plan):
+        weights = {n: p.type for n, p in plan.values.items() if p.space == "weight"}
+        self._held = {n: torch.zeros(t.nbytes, dtype=torch.uint8) for n, t in weights.items()}
+        self._spaces = [self._space(plan.arena_bytes), self._space(plan.state_bytes)]
+
+    @staticmethod
+    def _space(nbytes: int) -> torch.Tensor:
+        memory = torch.zeros(nbytes + ALIGN, dtype=torch.uint8)
+        start = -memory.data_ptr() % ALIGN
+        return memory[start : start + nbytes]
+
+    def bind(self, plan: Plan) -> None:
+        """Make every kernel of a plan; `_native.PlanError` tells which cannot be."""
+        weights = {n: (t.data_ptr(), t.numel()) for n, t in self._held.items()}
+        _native.Program(plan.to_text(), weights, *((s.data_ptr(), s.numel()) for s in self._spaces))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_kernels_take_what_the_plan_gives_them(folder: Path, model: str) -> None:
+    """All that the host kernels check: types, layouts, attributes, and enough working memory."""
+    for stage, _, plan in plans_of(folder, model, "host"):
+        if plan.variant.batch == 1 or stage == "traced":
+            Memory(plan).bind(plan)
+
+
+@pytest.mark.parametrize("kind", ["decode", "chunk"])
+def test_working_memory_is_what_the_kernels_take(folder: Path, kind: str) -> None:
+    """None of them would do with 64 bytes less."""
+    made = [
+        p
+        for stage, _, p in plans_of(folder, "tiny-v4", "host")
+        if stage == "layout" and p.variant.kind == kind
+    ]
+    plan = max(made, key=lambda p: len(p.launches))
+    memory = Memory(plan)
+    seen: set[str] = set()
+    for launch in plan.launches:
+        offset, size = launch.workspace
+        if size and launch.symbol not in seen:
+            seen.add(launch.symbol)
+            short = replace(launch, workspace=(offset, size - ARRAY_ALIGN))
+            with pytest.raises(_native.PlanError, match="too little workspace"):
+                memory.bind(replace(plan, launches=(short,)))
+    assert {"host.moe", "host.linear", "host.hc_post_pre", "host.grouped_linear_quant"} <= seen
 
 
 @pytest.mark.parametrize("model", sorted(BEYOND_SM80))

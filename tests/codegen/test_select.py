@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from graphs import Net
 from plans import fits, variant_of
 
+from rewright.codegen import units
+from rewright.codegen.flow import Flow
+from rewright.codegen.frontier import Frontier
 from rewright.codegen.kernel import Call, KernelDef, No, Ok, Slot, Verdict, abi_hash, signature
 from rewright.codegen.plan import make_plan
 from rewright.codegen.select import Selection, select
 from rewright.codegen.targets import TARGETS, Target
 from rewright.codegen.units import Program
 from rewright.ir import ops
+from rewright.ir.compose import Composition, expand
 from rewright.ir.errors import CompilerBug, Refused
 from rewright.ir.graph import Graph, op_named
 from rewright.ir.op import registry
@@ -245,6 +249,22 @@ class TestRefusals:
         program.take_apart(program.units)
         assert [(u.op.name, u.results) for u in program.units][-1] == ("reshape", ("nq.sum",))
         assert program.units[-1].attrs == {"tail": [64], "keep": 2}
+
+    def test_a_result_that_has_another_name_already_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def twice(*args: Any) -> Composition:
+            taken = expand(*args)
+            return replace(taken, results=(taken.results[0], taken.results[0], *taken.results[1:]))
+
+        monkeypatch.setattr(units, "expand", twice)
+        net = Net()
+        x, y, w = net.input("x", "bf16[1,1,64]"), net.input("y", "bf16[1,1,64]"), net.weight("w", "bf16[64]")
+        made = net.rms_norm_quant("nq", x, y, w, **EPS, **E4M3, keep_sum=True, keep=True)
+        program = Program.of(net.graph(**{f"out{i}": value for i, value in enumerate(made)}))
+        (unit,) = program.units
+        program.units = [replace(unit, attrs={**unit.attrs, "keep": False})]
+        program.take_apart(program.units)
+        assert program.units[0].results == ("nq.sum",)
+        assert program.aliases == {"nq.normed": "nq.sum"}
 
     def test_an_op_without_a_kernel_is_refused(self) -> None:
         with pytest.raises(
@@ -508,3 +528,23 @@ def test_readers_that_want_a_weight_in_two_layouts_are_a_bug() -> None:
     graph = net.graph(out=net.linear("logits", row, None, table, out="f32"))
     with pytest.raises(CompilerBug, match="weight table: row reads it row by row and logits reads it tile16"):
         make_plan(graph, variant_of(graph), HOST)
+
+
+class TestFrontier:
+    def test_what_was_put_back_waits_again(self) -> None:
+        program = Program.of(chain())
+        frontier = Frontier(program, Flow(program))
+        first, second = frontier.ready
+        assert [first.name, second.name] == ["n", "m"]
+        frontier.take(first)
+        assert [unit.name for unit in frontier.ready] == ["m", "h", "g"]
+        frontier.put_back(first)
+        assert [unit.name for unit in frontier.ready] == ["n", "m"]
+        assert not frontier.exhausted
+        for name in ("m", "n", "g", "h", "out"):
+            frontier.take(next(unit for unit in frontier.ready if unit.name == name))
+        assert frontier.exhausted
+
+    def test_units_taken_before_are_left_out(self) -> None:
+        program = Program.of(chain())
+        assert [unit.name for unit in Frontier(program, Flow(program), ["n", "h"]).ready] == ["m", "g"]
