@@ -2,8 +2,8 @@
 
 `golden.safetensors` comes from DeepSeek's published inference code, run in plain torch on a CPU. One
 choice in it is arbitrary: torch.topk picks among equal index scores as it likes, `index_topk` takes the
-lower index. Likelihoods of long texts are therefore compared modulo ties, with torch's own choice put
-in place of ours; docs/numerics.md has the figures. Everything else runs as compiled.
+lower index. Likelihoods of long texts are therefore compared modulo ties: the interpreter runs them, with
+torch's own choice put in place of ours; docs/numerics.md has the figures. Everything else runs as compiled.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from compare import Comparison, compare
 from safetensors.torch import load_file
 from torch import Tensor
 
-import rewright
 from rewright.compiler import CompileOptions, compile_model
 from rewright.ir.op import registry
 from rewright.runtime.engine import Engine
+from rewright.runtime.load import Artifact
 
 SHORT_LOGITS = ("prose", "code", "chat")
 GREEDY = ("greedy_prose", "greedy_code", "greedy_chat")
@@ -43,9 +43,10 @@ def cases(tiny_v4: Path) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def one_chunk(tiny_v4: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """On the interpreter: tests put another reference in place of an op's."""
     out = tmp_path_factory.mktemp("golden") / "out"
     compile_model(tiny_v4, out, CompileOptions(max_context=1024, chunk=CHUNK))
-    return rewright.load(out)
+    return Engine(Artifact.open(out), reference=True)
 
 
 @pytest.fixture
