@@ -13,6 +13,7 @@ from typing import Any
 from rewright.ir.errors import BadInput
 from rewright.ir.plan import plan_path
 from rewright.ir.variant import Limits, Variant
+from rewright.ir.weight_layout import LAYOUTS
 
 FORMAT = 3
 MANIFEST_NAME = "manifest.json"
@@ -194,7 +195,7 @@ def _mismatch(value: Any, shape: Any, at: str) -> str | None:
 
 
 def _dangling(value: dict[str, Any]) -> str | None:
-    """A graph, a plan or a shard that is not among the files."""
+    """A graph, a plan or a shard that is not among the files; a layout that is not known."""
     if not value["variants"]:
         return "it lists no variant"
     if not value["stages"]:
@@ -203,4 +204,9 @@ def _dangling(value: dict[str, Any]) -> str | None:
     named = [graph_path(stage, name) for stage in value["stages"] for name in names]
     named += [plan_path(name) for name in names]
     named += [v["graph"] for v in value["variants"]] + list(value["tensors"].values())
+    for weight, layout in value["layouts"].items():
+        if weight not in value["tensors"]:
+            return f"{weight} has a layout and is not among its tensors"
+        if layout not in LAYOUTS:
+            return f"{weight} has a layout {layout!r} that is not known"
     return next((f"{name} is not among its files" for name in named if name not in value["files"]), None)

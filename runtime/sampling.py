@@ -50,7 +50,7 @@ class Sampler:
             MachineError: a logit is NaN, or none is finite.
         """
         o = self._options
-        values = logits.contiguous()
+        values = logits.float().contiguous()
         draw, self._draws = self._draws, self._draws + 1
         try:
             return _native.sample(values.data_ptr(), values.numel(), o.temperature, o.top_p, o.seed, draw)

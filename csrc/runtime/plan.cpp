@@ -10,6 +10,7 @@ using Json = nlohmann::json;
 
 constexpr int64_t kFormat = 1;
 constexpr int64_t kMost = int64_t{1} << 46;
+constexpr int64_t kMostTokens = 1 << 24;  // in one step
 
 const Json& member(const Json& object, const char* key, const std::string& where) {
   check(object.is_object() && object.contains(key), where + " has no " + key);
@@ -104,6 +105,16 @@ PlannedLaunch launch(const Json& value, const Plan& plan, const std::string& whe
   check(result.workspace_bytes <= plan.arena_bytes && result.workspace_offset <= plan.arena_bytes - result.workspace_bytes,
         where + ": workspace ends beyond the arena");
   check(result.workspace_offset % 64 == 0, where + ": workspace is not aligned");
+  // Kernels keep lists of rows there and trust them.
+  for (const auto* used : {&result.reads, &result.writes}) {
+    for (const std::string& name : *used) {
+      const Place* value = name.empty() ? nullptr : &plan.values.at(name);
+      if (value == nullptr || value->space != Space::kArena) continue;
+      check(value->offset + value->type.nbytes() <= result.workspace_offset ||
+                result.workspace_offset + result.workspace_bytes <= value->offset,
+            where + ": workspace overlaps " + name);
+    }
+  }
   return result;
 }
 
@@ -114,7 +125,7 @@ Plan read(const Json& value) {
   const Json& variant = member(value, "variant", "the plan");
   const int64_t batch = size(member(variant, "batch", "variant"), "batch");
   const int64_t tokens = size(member(variant, "tokens", "variant"), "tokens");
-  check(1 <= batch && batch < 1 << 20 && 1 <= tokens && tokens < 1 << 24, "the variant's batch or tokens are out of range");
+  check(1 <= batch && batch <= kMostTokens && 1 <= tokens && tokens <= kMostTokens / batch, "the variant's batch or tokens are out of range");
   plan.batch = static_cast<int>(batch);
   plan.tokens = static_cast<int>(tokens);
   plan.capacity = size(member(variant, "capacity", "variant"), "capacity");

@@ -1,13 +1,15 @@
 // Runs or mutates the plans of a compiled model, for tests under sanitizers.
 //
 //   plan_tool run OUT PLAN THREADS STEPS    steps with pseudo-random tokens; prints a hash of all logits
-//   plan_tool fuzz OUT PLAN SEED COUNT      loads COUNT damaged copies of the plan, runs those that load
+//   plan_tool fuzz OUT PLAN SEED COUNT      loads COUNT damaged and COUNT edited copies of the plan, runs
+//                                           those that load
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
@@ -25,14 +27,14 @@ std::string read_file(const std::filesystem::path& path) {
   return text.str();
 }
 
-// 64-byte aligned memory.
+// 64-byte aligned memory that ends where it is asked to: reading one byte more is seen.
 struct Block {
-  explicit Block(int64_t size) : bytes((size + 63) / 64 * 64), data(std::aligned_alloc(64, bytes ? bytes : 64)) {
-    std::memset(data, 0xff, bytes);  // NaN in every float format
+  explicit Block(int64_t size) : data(::operator new(static_cast<size_t>(size), kAlign)) {
+    std::memset(data, 0xff, size);  // NaN in every float format
   }
-  ~Block() { std::free(data); }
+  ~Block() { ::operator delete(data, kAlign); }
   Block(const Block&) = delete;
-  int64_t bytes;
+  static constexpr std::align_val_t kAlign{64};
   void* data;
 };
 
@@ -41,7 +43,7 @@ struct Model {
   std::map<std::string, WeightMemory> weights;
 };
 
-// Each weight in a block of its own: reading beyond it is seen.
+// Each weight in a block of its own.
 Model load_weights(const std::filesystem::path& folder) {
   Model model;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -67,23 +69,27 @@ uint64_t hash(uint64_t seed, const void* data, int64_t size) {
   return seed;
 }
 
-// Steps of growing context over slots 0 .. B-1; all rows valid, ragged at the last step of a chunk.
+// Tokens of one step for slots 0 .. B-1, with the same position and number of valid tokens in every row;
+// returns `seed` hashed with the valid logits.
+uint64_t run_step(Program& program, Team& team, int32_t position, int32_t count, std::mt19937& random, uint64_t seed) {
+  const size_t batch = program.batch();
+  std::vector<int32_t> ids(batch * program.tokens()), pos(batch, position), valid(batch, count), slot(batch);
+  for (int32_t& id : ids) id = static_cast<int32_t>(random() % 1000);
+  for (size_t b = 0; b < batch; ++b) slot[b] = static_cast<int32_t>(b);
+  program.run(team, ids.data(), pos.data(), valid.data(), slot.data());
+  const Tensor& logits = program.result("logits");
+  const int64_t rows = logits.rank() == 3 ? std::min<int64_t>(count, logits.rows()) : logits.rows();
+  return hash(seed, logits.data, rows * logits.pitch);
+}
+
+// Steps of growing context up to the capacity, the last one of a chunk with masked tokens.
 uint64_t run_steps(Program& program, Team& team, int64_t capacity, int steps) {
-  const int batch = program.batch(), tokens = program.tokens();
-  std::vector<int32_t> ids(batch * tokens), pos(batch, 0), valid(batch), slot(batch);
+  const int tokens = program.tokens();
   std::mt19937 random(5);
   uint64_t result = 0xcbf29ce484222325ull;
-  for (int step = 0; step < steps && pos[0] + tokens <= capacity; ++step) {
-    for (int32_t& id : ids) id = static_cast<int32_t>(random() % 1000);
-    for (int b = 0; b < batch; ++b) {
-      slot[b] = b;
-      valid[b] = step + 1 == steps && tokens > 1 ? tokens - tokens / 3 : tokens;
-    }
-    program.run(team, ids.data(), pos.data(), valid.data(), slot.data());
-    const Tensor& logits = program.result("logits");
-    const int64_t rows = logits.rank() == 3 ? valid[0] : logits.rows();
-    result = hash(result, logits.data, rows * logits.pitch);
-    for (int b = 0; b < batch; ++b) pos[b] += valid[b];
+  for (int step = 0, pos = 0; step < steps && pos + tokens <= capacity; ++step, pos += tokens) {
+    const bool last = step + 1 == steps || pos + 2 * tokens > capacity;
+    result = run_step(program, team, pos, last ? tokens - tokens / 3 : tokens, random, result);
   }
   return result;
 }
@@ -126,25 +132,104 @@ std::string damaged(const std::string& text, std::mt19937& random) {
   return result;
 }
 
-int fuzz(const Model& model, const std::string& text, unsigned seed, int count) {
-  std::mt19937 random(seed);
-  int loaded = 0, refused = 0;
-  for (int i = 0; i < count; ++i) {
-    const std::string copy = damaged(text, random);
-    try {
-      const Plan plan = parse_plan(copy);
-      if (plan.arena_bytes > 1 << 30 || plan.state_bytes > 1 << 30) continue;
-      Block arena(plan.arena_bytes), state(plan.state_bytes);
-      Program program(plan, {model.weights, arena.data, plan.arena_bytes, state.data, plan.state_bytes});
-      if (program.scratch_bytes() > 1 << 30) continue;
-      Team team(1, program.scratch_bytes());
-      ++loaded;
-      run_steps(program, team, plan.capacity, 2);
-    } catch (const PlanError&) {
-      ++refused;
+using Json = nlohmann::json;
+using Path = Json::json_pointer;
+
+// Every value in a plan that has no values within, and these by the key they have.
+struct Leaves {
+  explicit Leaves(const Json& plan) {
+    const Json flat = plan.flatten();
+    for (const auto& [path, value] : flat.items()) {
+      all.emplace_back(path);
+      alike[key_of(all.back())].push_back(value);
     }
   }
-  std::printf("%d loaded, %d refused\n", loaded, refused);
+
+  static std::string key_of(Path path) {
+    while (path.back().find_first_not_of("0123456789") == std::string::npos) path.pop_back();
+    return path.back();
+  }
+
+  std::vector<Path> all;
+  std::map<std::string, std::vector<Json>> alike;
+};
+
+Json other_number(int64_t number, std::mt19937& random) {
+  const int64_t others[] = {0,  1,  2,  3,  number + 1,          number - 1,          number * 2,          number / 2,         -number,
+                            -1, 64, 96, 65, int64_t{1} << 20, int64_t{1} << 31, int64_t{1} << 45, int64_t{1} << 62};
+  return others[random() % std::size(others)];
+}
+
+// The text with one of its numbers changed: another shape, another name.
+std::string other_text(const std::string& text, std::mt19937& random) {
+  const size_t from = text.find_first_of("0123456789", random() % (text.size() + 1));
+  if (from == std::string::npos) return text + "x";
+  const size_t end = std::min(text.find_first_not_of("0123456789", from), text.size());
+  const int64_t number = std::strtoll(text.substr(from, std::min<size_t>(end - from, 9)).c_str(), nullptr, 10);
+  return text.substr(0, from) + other_number(number, random).dump() + text.substr(end);
+}
+
+// The plan with one value changed into a plausible one, which only a check of its meaning can refuse.
+std::string edited(const Json& plan, const Leaves& leaves, std::mt19937& random) {
+  Json copy = plan;
+  const Path& path = leaves.all[random() % leaves.all.size()];
+  Json& value = copy[path];
+  const std::vector<Json>& alike = leaves.alike.at(Leaves::key_of(path));
+  const unsigned choice = random() % 8;
+  if (choice == 0) {
+    if (path.back().find_first_not_of("0123456789") != std::string::npos) {
+      copy[path.parent_pointer()].erase(path.back());
+    } else {
+      copy[path.parent_pointer()].erase(std::stoul(path.back()));
+    }
+  } else if (choice < 4) {
+    value = alike[random() % alike.size()];
+  } else if (value.is_number_integer()) {
+    value = other_number(value.get<int64_t>(), random);
+  } else if (value.is_string()) {
+    value = other_text(value.get<std::string>(), random);
+  } else if (value.is_boolean()) {
+    value = !value.get<bool>();
+  } else {
+    value = other_number(1, random);
+  }
+  return copy.dump();
+}
+
+// Reads, binds and runs a plan over memory that holds NaN, at positions up to its capacity. A chunk has
+// few valid tokens: the checks are those of a full one, and it takes a hundredth of the time.
+bool runs(const Model& model, const std::string& text, std::mt19937& random) {
+  constexpr int64_t kMost = 1 << 28;  // an edited plan may ask for any amount of memory
+  const Plan plan = parse_plan(text);
+  if (plan.arena_bytes > kMost || plan.state_bytes > kMost) return false;
+  Block arena(plan.arena_bytes), state(plan.state_bytes);
+  Program program(plan, {model.weights, arena.data, plan.arena_bytes, state.data, plan.state_bytes});
+  if (program.scratch_bytes() > kMost) return false;
+  Team team(1, program.scratch_bytes());
+  for (int step = 0; step < 3; ++step) {
+    const int64_t count = 1 + random() % std::min(program.tokens(), 9);
+    const int64_t most = std::max<int64_t>(0, plan.capacity - count);
+    run_step(program, team, static_cast<int32_t>(random() % (most + 1)), static_cast<int32_t>(count), random, 0);
+  }
+  return true;
+}
+
+int fuzz(const Model& model, const std::string& text, unsigned seed, int count) {
+  const Json plan = Json::parse(text);
+  const Leaves leaves(plan);
+  std::mt19937 random(seed);
+  for (const bool damage : {true, false}) {
+    int loaded = 0, refused = 0;
+    for (int i = 0; i < count; ++i) {
+      const std::string copy = damage ? damaged(text, random) : edited(plan, leaves, random);
+      try {
+        loaded += runs(model, copy, random);
+      } catch (const PlanError&) {
+        ++refused;
+      }
+    }
+    std::printf("%s: %d run, %d refused\n", damage ? "damaged" : "edited", loaded, refused);
+  }
   return 0;
 }
 

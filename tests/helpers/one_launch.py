@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from rewright.ir.weight_layout import LAYOUTS
 from rewright.runtime import _native
 
 INPUTS = ("tokens", "pos", "n_valid", "slot")
-WORKSPACE = 1 << 24
+WORKSPACE = 1 << 18
+"""Bytes that are enough for every kernel on the examples of its op."""
 POISON = 0xFF
 """Fills memory that holds nothing: NaN in every float format."""
 
@@ -32,13 +34,55 @@ _MATRICES = ("weight", "w1", "w2", "w3", "fn")
 _SCALES = {"scale": "weight", "s1": "w1", "s2": "w2", "s3": "w3"}
 
 
+@dataclass(frozen=True)
+class OneLaunch:
+    """A plan of one launch, and the memory that it runs on.
+
+    Attributes:
+        plan: its results are called `result.0`, `result.1` and so on.
+        weights: as they lie in an artifact.
+        arena, state: memory of the plan, operands filled in.
+        step: tokens, pos, n_valid and slot.
+    """
+
+    plan: Plan
+    weights: dict[str, Tensor]
+    arena: Tensor
+    state: Tensor
+    step: dict[str, Tensor]
+
+    def program(self, text: str | None = None) -> _native.Program:
+        """The plan, or another text in its place, bound to the memory."""
+        return _native.Program(
+            self.plan.to_text() if text is None else text,
+            {name: (t.data_ptr(), t.numel() * t.element_size()) for name, t in self.weights.items()},
+            (self.arena.data_ptr(), self.arena.numel()),
+            (self.state.data_ptr(), self.state.numel()),
+        )
+
+    def run(self, threads: int = 1) -> tuple[Tensor, ...]:
+        """The results of the launch; what it updates, after it."""
+        program = self.program()
+        team = _native.Team(threads, program.scratch_bytes)
+        program.run(team, *(self.step[name].data_ptr() for name in INPUTS))
+        places = [self.plan.values[name] for name in self.plan.results]
+        spaces = {"arena": self.arena, "state": self.state}
+        return tuple(unpack(spaces[p.space][p.offset : p.end].clone(), p.type) for p in places)
+
+
 def run_op(
     op: Op, operands: Sequence[Tensor | None], attrs: dict[str, Any], *, threads: int = 1, pad: bool = False
 ) -> tuple[Tensor, ...]:
-    """Results of `host.<op>`. State operands are copied, not written.
+    """Results of `host.<op>`; arguments as for `one_launch`, and the threads of the team."""
+    return one_launch(op, operands, attrs, pad=pad).run(threads)
+
+
+def one_launch(
+    op: Op, operands: Sequence[Tensor | None], attrs: dict[str, Any], *, pad: bool = False
+) -> OneLaunch:
+    """A call of `host.<op>`. State operands are copied, not written.
 
     Args:
-        threads: of the team.
         pad: whether activations have padded rows.
     """
     named = dict(zip(op.operands, operands, strict=True))
@@ -49,7 +93,7 @@ def run_op(
         "n_valid": torch.full((batch,), tokens, dtype=torch.int32),
         "slot": torch.arange(batch, dtype=torch.int32),
     }
-    step |= {n: t for n, t in named.items() if n in step and t is not None}
+    step |= {n: t.contiguous() for n, t in named.items() if n in step and t is not None}
     spaces = {"arena": _Space(), "state": _Space()}
     values: dict[str, Place] = {}
     weights: dict[str, Tensor] = {}
@@ -69,41 +113,28 @@ def run_op(
             values[name] = Place(laid, space, spaces[space].add(pack(tensor, laid)))
     types = op.infer_types(tuple(None if t is None else type_of(t) for t in operands), attrs)
     updated = op.updated(attrs)
-    writes = []
-    for i, type in enumerate(types):
-        name = f"result.{i}"
+    writes = tuple(f"result.{i}" for i in range(len(types)))
+    for i, (name, type) in enumerate(zip(writes, types, strict=True)):
         if i in updated:
             values[name] = values[op.operands[updated[i]]]
         else:
             laid = padded(type) if pad and len(type.shape) >= 3 else type
             values[name] = Place(laid, "arena", spaces["arena"].add(stored_bytes(laid)))
-        writes.append(name)
     workspace = (spaces["arena"].add(WORKSPACE), WORKSPACE)
     reads = tuple(None if tensor is None else name for name, tensor in named.items())
-    launch = Launch(
-        f"host.{op.name}", op.name, (op.name,), reads, tuple(writes), op.bind_attrs(attrs), workspace
-    )
-    memory = {name: space.memory() for name, space in spaces.items()}
+    launch = Launch(f"host.{op.name}", op.name, (op.name,), reads, writes, op.bind_attrs(attrs), workspace)
+    arena, state = spaces["arena"].memory(), spaces["state"].memory()
     plan = Plan(
         target="host",
         abi="",
         variant=Variant(tokens, batch, 1 << 20),
-        arena_bytes=memory["arena"].numel(),
-        state_bytes=memory["state"].numel(),
+        arena_bytes=arena.numel(),
+        state_bytes=state.numel(),
         values=values,
         launches=(launch,),
         results={name: name for name in writes},
     )
-    program = _native.Program(
-        plan.to_text(),
-        {n: (t.data_ptr(), t.numel() * t.element_size()) for n, t in weights.items()},
-        (memory["arena"].data_ptr(), memory["arena"].numel()),
-        (memory["state"].data_ptr(), memory["state"].numel()),
-    )
-    team = _native.Team(threads, program.scratch_bytes)
-    program.run(team, *(step[name].contiguous().data_ptr() for name in INPUTS))
-    places = [values[name] for name in writes]
-    return tuple(unpack(memory[p.space][p.offset : p.end].clone(), p.type) for p in places)
+    return OneLaunch(plan, weights, arena, state, step)
 
 
 class _Space:

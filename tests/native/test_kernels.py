@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from one_launch import reference_by_row, run_op, valid_rows
@@ -56,6 +61,42 @@ def compare(name: str, got: Tensor, want: Tensor) -> None:
         assert (got - want).abs().max() <= ALMOST[name] * want.abs().max()
     else:
         assert torch.equal(bits(got), bits(want))
+
+
+_HASH_EVERYTHING = """
+import hashlib, sys
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, sys.argv[1])
+from one_launch import run_op, valid_rows
+from rewright.ir.op import registry
+from rewright.runtime import _native
+
+print(_native.vector_name())
+for name, op in sorted(registry().items()):
+    digest = hashlib.sha256()
+    for operands, attrs in op.example_calls(5):
+        if operands[0] is None or operands[0].dtype != torch.float16:
+            for i, result in enumerate(run_op(op, operands, attrs)):
+                kept = result if i in op.updated(attrs) else valid_rows(result, operands, op)
+                digest.update(kept.contiguous().view(torch.uint8).numpy().tobytes())
+    print(name, digest.hexdigest())
+"""
+
+
+def test_instruction_sets_give_the_same_bits(repo_root: Path) -> None:
+    def results(**environment: str) -> list[str]:
+        command = [sys.executable, "-c", _HASH_EVERYTHING, str(repo_root / "tests" / "helpers")]
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+        )
+        return done.stdout.splitlines()
+
+    portable, own = results(REWRIGHT_VECTOR="portable"), results()
+    assert portable[0] == "portable"
+    assert own[0] == _native.vector_name()
+    assert len(own) == 1 + len(OPS)
+    assert portable[1:] == own[1:]
 
 
 def test_native_registry_and_definitions_are_the_same() -> None:

@@ -31,6 +31,9 @@ SAME_LIBRARY = torch.backends.cpu.get_cpu_capability() == "AVX2" and torch.backe
 """Whether torch sums here in the order that host kernels have (docs/numerics.md). Elsewhere the
 interpreter is another correct run, and the gates of docs/numerics.md hold."""
 MIN_COSINE = 0.9985
+NEAR_TIE = 0.25
+"""Logits this close, in standard deviations, may change places between two correct runs: a row at a cosine
+of 0.9997 differs by up to 0.1 in each logit."""
 FEW_KEYS = 32
 """Contexts up to this have fewer keys than the library's blocks: there it sums in orders of its own."""
 BOUNDARIES = (0, 3, 4, 5, 127, 128, 129, 130, 255, 256)
@@ -101,6 +104,31 @@ def test_greedy_text_is_that_of_the_golden_run(host: Engine, tiny_v4: Path) -> N
     assert len(cases) == 3
     for name in cases:
         assert torch.equal(found[f"{name}.greedy"], golden[f"{name}.greedy"])
+
+
+def test_greedy_text_parts_from_the_interpreters_at_a_tie_only(
+    compiled_tiny: Path, host: Engine, prompts: list[list[int]]
+) -> None:
+    """The longest prompt's texts do part on an AVX2 CPU with MKL: torch's square root, not rounded to the
+    nearest, weighs an expert by another last bit in one row of the first chunk (docs/numerics.md)."""
+    reference = engine(compiled_tiny, reference=True)
+    for ids in prompts:
+        ours = completions(host, [ids])[0][:14]
+        row = logits(reference, ids, len(ids))[0]
+        for token in ours:
+            assert row.max() - row[token] <= NEAR_TIE * row.std()
+            if token != int(row.argmax()):
+                break
+            row = reference.decode({0: token})[0]
+
+
+def test_likelihoods_are_the_interpreters(
+    compiled_tiny: Path, host: Engine, prompts: list[list[int]]
+) -> None:
+    """Across a chunk. Rows behind a rounding that falls on the other side differ, docs/numerics.md."""
+    ours, theirs = host.score(0, prompts[3]), engine(compiled_tiny, reference=True).score(0, prompts[3])
+    assert abs(float(ours.mean() - theirs.mean())) <= 0.01
+    assert (ours - theirs).abs().median() <= 0.01
 
 
 @pytest.mark.parametrize("position", BOUNDARIES)
@@ -221,32 +249,62 @@ def test_a_poisoned_state_changes_nothing(compiled_tiny: Path, prompts: list[lis
         poisoned.model.state.fill_(0xFF)
 
 
-def test_a_step_leaves_other_slots_alone(compiled_tiny: Path, prompts: list[list[int]]) -> None:
+def slots_changed(run: Engine, before: Tensor) -> set[int]:
+    """Slots of which a byte of any state is another."""
+    model = run.model
+    assert isinstance(model, HostModel)
+    variant = next(v for v in run.artifact.manifest.variants if v.kind == "decode")
+    places = parse_plan(run.artifact.plan_text(variant)).values.values()
+    found: set[int] = set()
+    for place in {p.offset: p for p in places if p.space == "state"}.values():
+        changed = (before != model.state)[place.offset : place.end].view(place.type.shape[0], -1)
+        found |= set(changed.any(dim=1).nonzero().flatten().tolist())
+    return found
+
+
+@pytest.mark.parametrize("slots", [(1,), (1, 3), (3, 1, 2), (0, 1, 2, 3)])
+def test_a_step_writes_the_slots_of_its_rows_only(
+    compiled_tiny: Path, prompts: list[list[int]], slots: tuple[int, ...]
+) -> None:
+    """Three rows run on the variant of four: what fills the fourth names slot 0 and has no valid token."""
     run = engine(compiled_tiny)
     model = run.model
     assert isinstance(model, HostModel)
-    for slot in (0, 1, 2):
+    for slot in range(4):
         run.prefill(slot, prompts[slot])
     before = model.state.clone()
-    run.decode({1: 5})
-    variant = next(v for v in run.artifact.manifest.variants if v.kind == "decode")
-    places = parse_plan(run.artifact.plan_text(variant)).values
-    changed = before != model.state
-    states = {p.offset: p for p in places.values() if p.space == "state"}
-    for place in states.values():
-        of_slot = changed[place.offset : place.end].view(place.type.shape[0], -1)
-        assert not of_slot[[0, 2, 3]].any(), place
-    assert changed.any()
+    together = run.decode(dict.fromkeys(slots, 5))
+    assert slots_changed(run, before) == set(slots)
+    after = model.state.clone()
+    for slot in slots:
+        model.state.copy_(before)
+        alone = model.step([Row((5,), len(prompts[slot]), slot)])[0]
+        assert torch.equal(alone, together[slot])
+        assert slots_changed(run, after) == set(slots) - {slot}
+
+
+def test_a_chunk_writes_the_slot_of_its_row_only(compiled_tiny: Path, prompts: list[list[int]]) -> None:
+    run = engine(compiled_tiny)
+    assert isinstance(run.model, HostModel)
+    for slot in (0, 1, 3):
+        run.prefill(slot, prompts[slot])
+    before = run.model.state.clone()
+    run.prefill(2, prompts[3])
+    assert slots_changed(run, before) == {2}
 
 
 def test_a_saved_state_goes_on_as_it_would_have(compiled_tiny: Path, prompts: list[list[int]]) -> None:
     first, second = engine(compiled_tiny), engine(compiled_tiny)
     assert isinstance(first.model, HostModel)
     assert isinstance(second.model, HostModel)
-    first.prefill(0, prompts[3])
-    second.model.state.copy_(first.model.state)
-    rows = [m.step([Row((9,), len(prompts[3]), 0)]) for m in (first.model, second.model)]
-    assert torch.equal(*rows)
+    second.prefill(0, prompts[1])  # what it held before does not matter
+    for ids in prompts[1:]:
+        first.reset(0)
+        first.prefill(0, ids)
+        second.model.state.copy_(first.model.state)
+        for pos, token in enumerate(prompts[0], len(ids)):
+            rows = [m.step([Row((token,), pos, 0)]) for m in (first.model, second.model)]
+            assert torch.equal(*rows)
 
 
 def test_memory_is_what_the_plans_say(compiled_tiny: Path) -> None:

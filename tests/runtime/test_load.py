@@ -13,12 +13,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import rewright
-from rewright.ir.errors import BadInput, ProblemList
+from rewright.ir.errors import BadInput, MachineError, ProblemList
 from rewright.ir.manifest import parse_manifest
 from rewright.runtime.load import Artifact
 
 SHARD = "weights-00001-of-00001.safetensors"
 GRAPH = "graphs/layout/decode-b1-c1024.txt"
+PLAN = "plan-decode-b1-c1024.json"
 
 
 @pytest.fixture
@@ -58,7 +59,9 @@ def test_not_a_compiled_model(tmp_path: Path, tiny_v4: Path) -> None:
         assert "compile-model" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [SHARD, GRAPH, "tokenizer.json", "generation_config.json", "chat.json"])
+@pytest.mark.parametrize(
+    "name", [SHARD, GRAPH, PLAN, "tokenizer.json", "generation_config.json", "chat.json"]
+)
 def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     (copy / name).unlink()
     with pytest.raises(ProblemList) as caught:
@@ -66,7 +69,7 @@ def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     assert caught.value.problems == [f"{name} is missing"]
 
 
-@pytest.mark.parametrize("name", [SHARD, GRAPH, "tokenizer.json"])
+@pytest.mark.parametrize("name", [SHARD, GRAPH, PLAN, "tokenizer.json"])
 def test_a_cut_file_is_named(copy: Path, name: str) -> None:
     data = (copy / name).read_bytes()
     (copy / name).write_bytes(data[:-16])
@@ -75,7 +78,7 @@ def test_a_cut_file_is_named(copy: Path, name: str) -> None:
     assert caught.value.problems == [f"{name} has {len(data) - 16} bytes instead of {len(data)}"]
 
 
-@pytest.mark.parametrize("name", [GRAPH, "tokenizer.json", "chat.json"])
+@pytest.mark.parametrize("name", [GRAPH, PLAN, "tokenizer.json", "chat.json"])
 def test_an_edited_file_is_named(copy: Path, name: str) -> None:
     data = bytearray((copy / name).read_bytes())
     data[len(data) // 2] ^= 1
@@ -142,27 +145,36 @@ def test_kernels_of_another_version_are_refused(copy: Path) -> None:
         Artifact.open(copy)
 
 
-def test_an_edited_plan_is_refused(copy: Path) -> None:
-    plan = copy / "plan-decode-b1-c1024.json"
-    plan.write_bytes(plan.read_bytes().replace(b"host.embed", b"host.embad"))
-    with pytest.raises(ProblemList, match=r"plan-decode-b1-c1024\.json was changed"):
-        Artifact.open(copy)
+@pytest.mark.parametrize("member", ["arena_bytes", "state_bytes"])
+def test_less_memory_than_the_plans_need_is_refused(copy: Path, member: str) -> None:
+    edit_manifest(copy, lambda m: m["memory"].update({member: 128}))
+    with pytest.raises(BadInput, match="arena or state is too small"):
+        rewright.load(copy).prefill(0, [1])
 
 
-def test_a_missing_plan_is_refused(copy: Path) -> None:
-    (copy / "plan-decode-b1-c1024.json").unlink()
-    with pytest.raises(ProblemList, match=r"plan-decode-b1-c1024\.json is missing"):
-        Artifact.open(copy)
+def test_more_memory_than_the_machine_has_is_refused(copy: Path) -> None:
+    edit_manifest(copy, lambda m: m["memory"].update(arena_bytes=1 << 60))
+    with pytest.raises(MachineError, match=r"need 1,152,\d\d\d,[\d,]+ bytes, this machine has"):
+        rewright.load(copy)
 
 
 def test_a_plan_that_calls_an_unknown_kernel_is_refused_in_words(copy: Path) -> None:
     """Edited together with its hash, so that only the native loader can tell."""
-    plan = "plan-decode-b1-c1024.json"
-    replace_file(copy, plan, (copy / plan).read_bytes().replace(b"host.embed", b"host.embad"))
+    replace_file(copy, PLAN, (copy / PLAN).read_bytes().replace(b"host.embed", b"host.embad"))
     engine = rewright.load(copy)
     engine.prefill(0, list(range(130)))  # beyond the smaller variant's context
     with pytest.raises(BadInput, match=r"host\.embad.*no such kernel"):
         engine.decode({0: 1})
+
+
+def test_a_weight_of_another_size_than_the_plan_says_is_refused(copy: Path) -> None:
+    tensors = load_file(copy / SHARD)
+    tensors["norm.weight"] = tensors["norm.weight"][:-1].clone()
+    save_file(tensors, copy / SHARD)
+    size = (copy / SHARD).stat().st_size
+    edit_manifest(copy, lambda m: m["files"][SHARD].update(bytes=size))
+    with pytest.raises(BadInput, match=r"weight norm\.weight has \d+ bytes, the plan says \d+"):
+        rewright.load(copy).prefill(0, [1])
 
 
 def at(path: str) -> Callable[[dict[str, Any]], tuple[Any, Any]]:
@@ -185,6 +197,10 @@ FIELDS = {
     "checkpoint": ("object", ["x"]),
     "checkpoint/fingerprint": ("string", [1, None]),
     "target": ("string", [1]),
+    "abi": ("string", [None, 1]),
+    "memory": ("object", [[], 5]),
+    "memory/arena_bytes": ("integer", ["5", 1.0]),
+    "memory/state_bytes": ("integer", [None, True]),
     "options": ("object", [[]]),
     "options/numerics": ("string", [None]),
     "options/max_context": ("integer", ["1024", True]),
@@ -199,6 +215,8 @@ FIELDS = {
     "variants/0/graph": ("string", [1]),
     "tensors": ("object", [[], None]),
     "tensors/norm.weight": ("string", [1, {}]),
+    "layouts": ("object", [[], "tile16"]),
+    "layouts/head.weight": ("string", [16, None]),
     "files": ("object", [[], None]),
     "files/tokenizer.json": ("object", [[], 5]),
     "files/tokenizer.json/bytes": ("integer", ["5"]),
@@ -222,7 +240,9 @@ def test_a_field_of_the_wrong_kind_is_named(manifest: dict[str, Any], path: str)
         assert caught.value.where == "m.json"
 
 
-@pytest.mark.parametrize("path", [p for p in FIELDS if p not in ("variants/0", "tensors/norm.weight")])
+@pytest.mark.parametrize(
+    "path", sorted(FIELDS.keys() - {"variants/0", "tensors/norm.weight", "layouts/head.weight"})
+)
 def test_a_missing_field_is_named(manifest: dict[str, Any], path: str) -> None:
     parent, key = at(path)(manifest)
     del parent[key]
@@ -242,9 +262,14 @@ def test_other_nonsense_in_a_manifest(manifest: dict[str, Any]) -> None:
     refuse("no stage", stages=[])
     refuse("graphs/painted/decode-b1-c128.txt is not among its files", stages=["painted"])
     refuse("max_batch is negative", options={**manifest["options"], "max_batch": -1})
-    refuse("other.safetensors is not among its files", tensors={"a": "other.safetensors"})
+    refuse("arena_bytes is negative", memory={"arena_bytes": -1, "state_bytes": 0})
+    refuse("other.safetensors is not among its files", tensors={"a": "other.safetensors"}, layouts={})
+    refuse("head.weight has a layout 'tile99' that is not known", layouts={"head.weight": "tile99"})
+    refuse("nobody has a layout and is not among its tensors", layouts={"nobody": "tile16"})
     files = {name: entry for name, entry in manifest["files"].items() if name != GRAPH}
     refuse(f"{GRAPH} is not among its files", files=files)
+    files = {name: entry for name, entry in manifest["files"].items() if name != PLAN}
+    refuse(f"{PLAN} is not among its files", files=files)
 
 
 def test_a_manifest_that_is_no_object() -> None:

@@ -6,11 +6,15 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rewright.ir.errors import UsageError
+from rewright.ir.errors import MachineError, UsageError
 from rewright.runtime.sampling import Sampler, SamplingOptions
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, -1.0])
+KNOWN = [2, 1, 0, 1, 1, 1, 2, 1, 0, 1, 2, 2]
+"""What seed 7 draws at temperature 1, computed by hand from the philox of the paper."""
 
 
 def draws(count: int, logits: torch.Tensor = LOGITS, **options: float) -> list[int]:
@@ -60,6 +64,65 @@ def test_samplers_do_not_disturb_each_other() -> None:
         second.choose(LOGITS)
         torch.rand(1)
     assert found == expected
+
+
+def test_draws_are_a_fixed_function_of_seed_and_count() -> None:
+    """The text of a request with a seed must not change with the version, the machine or the threads."""
+    assert draws(12, seed=7) == KNOWN
+
+
+def test_the_order_of_draws_is_that_of_the_calls_to_one_sampler() -> None:
+    sampler = Sampler(SamplingOptions(seed=5))
+    halves = [sampler.choose(LOGITS) for _ in range(10)] + [sampler.choose(LOGITS) for _ in range(10)]
+    assert halves == draws(20, seed=5)
+    assert halves[:10] != halves[10:]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_are_refused_with_the_token(temperature: float) -> None:
+    for broken, says in (
+        ([0.0, float("nan"), 1.0], "the logit of token 1 is NaN"),
+        ([float("nan"), 0.0], "token 0 is NaN"),
+        ([float("-inf")] * 3, "no logit is finite"),
+        ([0.0, float("inf")], "no logit is finite"),
+    ):
+        with pytest.raises(MachineError, match=says) as caught:
+            draws(1, torch.tensor(broken), temperature=temperature)
+        assert "--reference" in str(caught.value)
+
+
+def test_a_token_with_a_logit_of_minus_infinity_is_never_drawn() -> None:
+    logits = torch.tensor([float("-inf"), 0.0, float("-inf"), 0.1])
+    assert set(draws(300, logits, temperature=100)) == {1, 3}
+
+
+@given(
+    logits=st.lists(st.integers(-40, 40), min_size=1, max_size=40),
+    temperature=st.sampled_from([0.1, 1.0, 7.0]),
+    top_p=st.floats(0.01, 1),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_what_is_drawn_is_in_the_smallest_likely_set(
+    logits: list[int], temperature: float, top_p: float, seed: int
+) -> None:
+    """A token is drawn only where those before it, more likely or equal with a lower id, have less
+    than top_p."""
+    values = torch.tensor(logits) / 4
+    probabilities = (values.double() / temperature).softmax(-1)
+    for token in draws(5, values, temperature=temperature, top_p=top_p, seed=seed):
+        before = [i for i, v in enumerate(values) if (-v, i) < (-values[token], token)]
+        assert probabilities[before].sum() < top_p + 1e-12
+
+
+@given(logits=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=40))
+def test_zero_temperature_takes_the_first_of_the_largest(logits: list[float]) -> None:
+    assert draws(1, torch.tensor(logits), temperature=0) == [logits.index(max(logits))]
+
+
+def test_logits_may_be_a_view_with_gaps() -> None:
+    wide = torch.full((4, 3), 9.0)
+    wide[:, 1] = LOGITS
+    assert draws(20, wide[:, 1], seed=3) == draws(20, LOGITS, seed=3)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-30, 1e300])
