@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rewright.codegen.flow import Flow
 from rewright.codegen.select import Phase
-from rewright.codegen.units import Program, Unit
+from rewright.codegen.units import Program
+from rewright.ir.plan import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,14 @@ class Boundary:
             that they read, each once.
         writes: of one unit its results; of several those of their results that are states, that
             somebody outside reads or that nobody reads. The others never leave the kernel.
-        attrs: of one unit its attributes; of several those of each, by op, numbered where an op
-            occurs more than once.
+        attrs: of one unit its attributes; empty for several.
+        parts: the units, where there are several.
     """
 
     reads: tuple[str | None, ...]
     writes: tuple[str, ...]
     attrs: Mapping[str, Any]
+    parts: tuple[Part, ...] = ()
 
     @property
     def values_read(self) -> tuple[str, ...]:
@@ -44,7 +45,8 @@ def boundary_of(phase: Phase, program: Program, flow: Flow) -> Boundary:
     made = {result for unit in phase.units for result in unit.results}
     reads = [v for unit in phase.units for v in unit.reads if program.root(v) not in made]
     writes = [v for unit in phase.units for v in unit.results if _leaves(v, inside, program, flow)]
-    return Boundary(tuple(dict.fromkeys(reads)), tuple(writes), _attrs_by_part(phase.units))
+    parts = tuple(Part(u.name, u.op.name, u.operands, u.results, dict(u.attrs)) for u in phase.units)
+    return Boundary(tuple(dict.fromkeys(reads)), tuple(writes), {}, parts)
 
 
 def _leaves(value: str, inside: set[str], program: Program, flow: Flow) -> bool:
@@ -52,14 +54,3 @@ def _leaves(value: str, inside: set[str], program: Program, flow: Flow) -> bool:
     readers = flow.readers(value)
     outside = any(reader.name not in inside for reader in readers)
     return outside or not readers or value in flow.wanted or value in program.states
-
-
-def _attrs_by_part(units: tuple[Unit, ...]) -> dict[str, Any]:
-    total = Counter(unit.op.name for unit in units)
-    seen: defaultdict[str, int] = defaultdict(int)
-    found = {}
-    for unit in units:
-        op = unit.op.name
-        found[f"{op}{seen[op] if total[op] > 1 else ''}"] = dict(unit.attrs)
-        seen[op] += 1
-    return found

@@ -157,6 +157,8 @@ class KernelDef:
         supports: whether it can compute a call that has its pattern.
         layouts: layout of every weight of a call that is not row by row, by the weight's name.
         workspace: bytes of memory that a call needs while it runs, shared by its launches.
+        carries: form in which a result leaves the kernel where it is not row by row (`ir/carried.py`), by
+            the value's name.
     """
 
     symbols: tuple[str, ...]
@@ -164,6 +166,7 @@ class KernelDef:
     supports: Callable[[Call], Verdict]
     layouts: Callable[[Call], Mapping[str, str]] = lambda _: {}
     workspace: Callable[[Call], int] = lambda _: 0
+    carries: Callable[[Call], Mapping[str, str]] = lambda _: {}
 
     @property
     def symbol(self) -> str:

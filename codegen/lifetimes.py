@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rewright.codegen.boundary import Boundary
 from rewright.codegen.flow import Flow
@@ -19,10 +19,15 @@ def workspace_name(phase: int) -> str:
 
 
 def lifetimes(
-    program: Program, flow: Flow, boundaries: Sequence[Boundary], workspace: Sequence[int]
+    program: Program,
+    flow: Flow,
+    boundaries: Sequence[Boundary],
+    workspace: Sequence[int],
+    carried: Mapping[str, int],
 ) -> list[Lifetime]:
     """Blocks of the arena: activations from their writer to their last reader, results of the step to
-    its end, and working memory during its phase. An alias prolongs the value whose bytes it has."""
+    its end, and working memory during its phase. An alias prolongs the value whose bytes it has; `carried`
+    are bytes of values that leave their kernel in another form."""
     born: dict[str, int] = {}
     last: dict[str, int] = {}
     for at, boundary in enumerate(boundaries):
@@ -35,7 +40,10 @@ def lifetimes(
     last |= {value: len(boundaries) - 1 for value in flow.wanted if value in born}
     if unborn := sorted(last.keys() - born.keys()):
         raise CompilerBug(f"{', '.join(unborn)}: read, but written by no phase")
-    blocks = [Lifetime(v, stored_bytes(program.types[v]), first, last[v]) for v, first in born.items()]
+    blocks = [
+        Lifetime(v, carried.get(v, stored_bytes(program.types[v])), first, last[v])
+        for v, first in born.items()
+    ]
     blocks += [Lifetime(workspace_name(i), size, i, i) for i, size in enumerate(workspace) if size]
     return blocks
 

@@ -10,6 +10,7 @@ from rewright.codegen.memory import Arena
 from rewright.codegen.pack import Wish, agree
 from rewright.codegen.select import Phase
 from rewright.codegen.units import Program
+from rewright.ir.carried import carried_bytes
 from rewright.ir.errors import CompilerBug
 from rewright.ir.plan import Launch, Place
 from rewright.ir.weight_layout import packable
@@ -21,7 +22,9 @@ def launches_of(phase: Phase, boundary: Boundary, workspace: tuple[int, int]) ->
     nodes = tuple(unit.name for unit in phase.units)
     for symbol in phase.kernel.symbols:
         writes = boundary.writes if symbol == phase.kernel.symbols[-1] else ()
-        yield Launch(symbol, phase.name, nodes, boundary.reads, writes, dict(boundary.attrs), workspace)
+        yield Launch(
+            symbol, phase.name, nodes, boundary.reads, writes, dict(boundary.attrs), workspace, boundary.parts
+        )
 
 
 def places(
@@ -30,8 +33,12 @@ def places(
     layouts: Mapping[str, str],
     state: Arena,
     arena: Arena,
+    carried: Mapping[str, str],
 ) -> dict[str, Place]:
-    """Places of the leaves in the graph's order, then of other values in the order they come up."""
+    """Places of the leaves in the graph's order, then of other values in the order they come up.
+
+    `layouts` are those of weights, `carried` the forms of values that leave their kernel in another one.
+    """
     found: dict[str, Place] = {}
 
     def add(value: str) -> None:
@@ -43,6 +50,11 @@ def places(
                 place = Place(type, "weight", 0, layouts.get(value, ""))
             case "state":
                 place = Place(type, "state", state.offsets[program.states[value]])
+            case _ if root not in arena.offsets:
+                place = Place(type, "kernel")
+            case _ if root in carried:
+                form = carried[root]
+                place = Place(type, "arena", arena.offsets[root], form, carried_bytes(form, type))
             case _:
                 place = Place(type, "arena", arena.offsets[root])
         found.setdefault(value, place)
@@ -50,7 +62,8 @@ def places(
     for value in program.leaves:
         add(value)
     for boundary in boundaries:
-        for value in (*boundary.values_read, *boundary.writes):
+        inside = (v for part in boundary.parts for v in (*part.reads, *part.writes) if v is not None)
+        for value in (*boundary.values_read, *boundary.writes, *inside):
             add(value)
     for value in program.results.values():
         add(value)

@@ -11,6 +11,7 @@ from rewright.codegen.memory import in_a_row, share
 from rewright.codegen.select import select
 from rewright.codegen.targets import Target
 from rewright.codegen.units import Program
+from rewright.ir.carried import carried_bytes
 from rewright.ir.graph import Graph
 from rewright.ir.layout import stored_bytes
 from rewright.ir.plan import Plan
@@ -35,7 +36,11 @@ def make_plan(graph: Graph, variant: Variant, target: Target) -> Plan:
     boundaries = [boundary_of(phase, program, flow) for phase in phases]
     check_states(program, phases, boundaries)
     sizes = [phase.kernel.workspace(call) for phase, call in zip(phases, calls, strict=True)]
-    arena = share(lifetimes(program, flow, boundaries, sizes))
+    carried = {
+        v: f for phase, call in zip(phases, calls, strict=True) for v, f in phase.kernel.carries(call).items()
+    }
+    bytes_of = {value: carried_bytes(form, program.types[value]) for value, form in carried.items()}
+    arena = share(lifetimes(program, flow, boundaries, sizes, bytes_of))
     states = [name for name, kind in program.leaves.items() if kind == "state"]
     state = in_a_row((name, stored_bytes(program.types[name])) for name in states)
     layouts = weight_layouts(program, phases, calls)
@@ -46,7 +51,7 @@ def make_plan(graph: Graph, variant: Variant, target: Target) -> Plan:
         variant=variant,
         arena_bytes=arena.nbytes,
         state_bytes=state.nbytes,
-        values=places(program, boundaries, layouts, state, arena),
+        values=places(program, boundaries, layouts, state, arena, carried),
         launches=tuple(
             launch
             for phase, boundary, workspace in zip(phases, boundaries, memory, strict=True)

@@ -1,9 +1,9 @@
 """The plan of one variant: what codegen writes and the native runtime executes. docs/artifact.md.
 
-A plan is JSON that people can read. Every value has a place in one of four spaces: `arena` (activations,
+A plan is JSON that people can read. Every value has a place in one of five spaces: `arena` (activations,
 reused within a step), `state` (kept between steps; the next value of a state lies where the state lies),
-`weight` (mapped from the artifact) and `input` (tokens, pos, n_valid, slot of the step). A launch calls one
-kernel on values by name. csrc/runtime/plan.cpp reads the same text and checks it again.
+`weight` (mapped from the artifact), `input` (tokens, pos, n_valid, slot of the step) and `kernel` (between
+the parts of one launch, never in memory). A launch calls one kernel on values by name. csrc/runtime/plan.cpp reads the same text and checks it again.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rewright.ir.layout import stored_bytes
 from rewright.ir.types import ValueType, parse_type
 from rewright.ir.variant import Variant
 
-PLAN_FORMAT = 1
-SPACES = ("arena", "state", "weight", "input")
+PLAN_FORMAT = 2
+SPACES = ("arena", "state", "weight", "input", "kernel")
 ALIGN = 128
 """Bytes to which every value in arena and state is aligned."""
 
@@ -43,17 +43,38 @@ class Place:
         type: its type.
         space: one of `SPACES`.
         offset: bytes from the start of the space; 0 for weights and inputs, which are found by name.
-        layout: how a weight's elements are ordered (`ir/weight_layout.py`), "" where row by row.
+        layout: how a weight's elements are ordered (`ir/weight_layout.py`), or the form in which kernels
+            hand an activation on (`ir/carried.py`); "" where row by row.
+        bytes: of its memory, where the layout needs another number than the type.
     """
 
     type: ValueType
     space: str
     offset: int = 0
     layout: str = ""
+    bytes: int | None = None
 
     @property
     def end(self) -> int:
-        return self.offset + stored_bytes(self.type)
+        return self.offset + (stored_bytes(self.type) if self.bytes is None else self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One op of a launch that computes several.
+
+    Attributes:
+        name: graph node, or part of one.
+        op: the op.
+        reads, writes: values by operand and by result; None where an optional operand is absent.
+        attrs: attributes of the op, defaults filled in.
+    """
+
+    name: str
+    op: str
+    reads: tuple[str | None, ...]
+    writes: tuple[str, ...]
+    attrs: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +85,12 @@ class Launch:
         symbol: the kernel.
         phase: the phase it belongs to; phases of several launches have it in common.
         nodes: graph nodes, or parts of nodes (`node/part`), that it computes.
-        reads: values by operand; None where an optional one is absent.
-        writes: values by result.
-        attrs: attributes of the call, defaults filled in.
+        reads: of one op values by operand, None where an optional one is absent; of several the values
+            that come from outside.
+        writes: of one op values by result; of several those that leave the launch.
+        attrs: attributes of the op, defaults filled in; empty for several.
         workspace: offset in the arena and bytes of memory that it needs while it runs.
+        parts: the ops of a launch that computes several, in order.
     """
 
     symbol: str
@@ -77,6 +100,7 @@ class Launch:
     writes: tuple[str, ...]
     attrs: Mapping[str, Any]
     workspace: tuple[int, int] = (0, 0)
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,21 +162,24 @@ def _value_line(name: str, place: Place) -> str:
         value["offset"] = place.offset
     if place.layout:
         value["layout"] = place.layout
+    if place.bytes is not None:
+        value["bytes"] = place.bytes
     return f"{_json(name)}: {_json(value)}"
 
 
 def _launch_line(launch: Launch) -> str:
-    return _json(
-        {
-            "symbol": launch.symbol,
-            "phase": launch.phase,
-            "nodes": launch.nodes,
-            "reads": launch.reads,
-            "writes": launch.writes,
-            "attrs": dict(launch.attrs),
-            "workspace": launch.workspace,
-        }
-    )
+    value: dict[str, Any] = {
+        "symbol": launch.symbol,
+        "phase": launch.phase,
+        "nodes": launch.nodes,
+        "reads": launch.reads,
+        "writes": launch.writes,
+        "attrs": dict(launch.attrs),
+        "workspace": launch.workspace,
+    }
+    if launch.parts:
+        value["parts"] = [{**asdict(part), "attrs": dict(part.attrs)} for part in launch.parts]
+    return _json(value)
 
 
 def parse_plan(text: str) -> Plan:
@@ -168,7 +195,9 @@ def parse_plan(text: str) -> Plan:
         arena_bytes=value["arena_bytes"],
         state_bytes=value["state_bytes"],
         values={
-            name: Place(parse_type(v["type"]), v["space"], v.get("offset", 0), v.get("layout", ""))
+            name: Place(
+                parse_type(v["type"]), v["space"], v.get("offset", 0), v.get("layout", ""), v.get("bytes")
+            )
             for name, v in value["values"].items()
         },
         launches=tuple(
@@ -180,6 +209,10 @@ def parse_plan(text: str) -> Plan:
                 tuple(item["writes"]),
                 item["attrs"],
                 tuple(item["workspace"]),
+                tuple(
+                    Part(p["name"], p["op"], tuple(p["reads"]), tuple(p["writes"]), p["attrs"])
+                    for p in item.get("parts", ())
+                ),
             )
             for item in value["launches"]
         ),

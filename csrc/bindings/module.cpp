@@ -3,15 +3,20 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "../device/device_program.h"
 #include "../host/vector.h"
 #include "../runtime/cpu_features.h"
 #include "../runtime/program.h"
 #include "../runtime/sampler.h"
 
+#include <optional>
+
 namespace py = pybind11;
 
 namespace {
 
+using rewright::Device;
+using rewright::DeviceProgram;
 using rewright::Memory;
 using rewright::Program;
 using rewright::Team;
@@ -21,15 +26,27 @@ const T* pointer(uintptr_t address) {
   return reinterpret_cast<const T*>(address);
 }
 
-std::unique_ptr<Program> make_program(const std::string& plan, const std::map<std::string, std::pair<uintptr_t, int64_t>>& weights,
-                     std::pair<uintptr_t, int64_t> arena, std::pair<uintptr_t, int64_t> state) {
+using Address = std::pair<uintptr_t, int64_t>;  // and bytes
+
+Memory memory_of(const std::map<std::string, Address>& weights, Address arena, Address state) {
   Memory memory;
   for (const auto& [name, where] : weights) memory.weights[name] = {pointer<void>(where.first), where.second};
   memory.arena = reinterpret_cast<void*>(arena.first);
   memory.arena_bytes = arena.second;
   memory.state = reinterpret_cast<void*>(state.first);
   memory.state_bytes = state.second;
-  return std::make_unique<Program>(rewright::parse_plan(plan), memory);
+  return memory;
+}
+
+std::unique_ptr<Program> make_program(const std::string& plan, const std::map<std::string, Address>& weights, Address arena,
+                                      Address state) {
+  return std::make_unique<Program>(rewright::parse_plan(plan), memory_of(weights, arena, state));
+}
+
+std::unique_ptr<DeviceProgram> make_device_program(const std::string& plan, const std::map<std::string, Address>& weights,
+                                                   Address arena, Address state, uintptr_t inputs, Device& device) {
+  return std::make_unique<DeviceProgram>(rewright::parse_plan(plan), memory_of(weights, arena, state),
+                                         pointer<int32_t>(inputs), device);
 }
 
 void run(Program& program, Team& team, uintptr_t ids, uintptr_t pos, uintptr_t n_valid, uintptr_t slot) {
@@ -69,6 +86,29 @@ PYBIND11_MODULE(_native, m) {
       .def("run", &run, py::arg("team"), py::arg("ids"), py::arg("pos"), py::arg("n_valid"), py::arg("slot"),
            py::call_guard<py::gil_scoped_release>(), "One step; pointers to i32[B,T] ids and i32[B] each.")
       .def("result", [](const Program& program, const std::string& name) {
+        const rewright::Tensor& tensor = program.result(name);
+        return std::pair(reinterpret_cast<uintptr_t>(tensor.data), tensor.nbytes());
+      }, py::arg("name"), "Address and bytes of a result of the last step.");
+  py::register_exception<rewright::DeviceError>(m, "DeviceError", PyExc_RuntimeError);
+  m.def("device_kernels", [] {
+    std::map<std::string, std::string> signatures;
+    for (const auto& [symbol, entry] : rewright::device_registry()) signatures[symbol] = entry.signature;
+    return signatures;
+  }, "Signature of every sm80 kernel by symbol.");
+  py::class_<Device>(m, "Device", "A card, or this CPU in the place of one.")
+      .def_property_readonly("multiprocessors", &Device::multiprocessors);
+  m.def("open_cuda", &rewright::open_cuda, py::arg("ordinal"), py::arg("paths"),
+        "The card with the kernels in the .fatbin files at `paths`; DeviceError says why it cannot be used.");
+  m.def("open_emulation", &rewright::open_emulation, py::arg("multiprocessors"), "This CPU running the kernels' sources.");
+  py::class_<DeviceProgram>(m, "DeviceProgram", "A plan bound to a card's memory.")
+      .def(py::init(&make_device_program), py::arg("plan"), py::arg("weights"), py::arg("arena"), py::arg("state"),
+           py::arg("inputs"), py::arg("device"), py::keep_alive<1, 7>())
+      .def_property_readonly("launches", &DeviceProgram::size)
+      .def("run", [](const DeviceProgram& program, uintptr_t stream, size_t begin, std::optional<size_t> end) {
+        program.run(stream, begin, end.value_or(program.size()));
+      }, py::arg("stream"), py::arg("begin") = 0, py::arg("end") = py::none(), py::call_guard<py::gil_scoped_release>(),
+         "Launch the plan's launches [begin, end) on a stream; nothing is waited for.")
+      .def("result", [](const DeviceProgram& program, const std::string& name) {
         const rewright::Tensor& tensor = program.result(name);
         return std::pair(reinterpret_cast<uintptr_t>(tensor.data), tensor.nbytes());
       }, py::arg("name"), "Address and bytes of a result of the last step.");

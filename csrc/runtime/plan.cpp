@@ -8,7 +8,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFormat = 2;
 constexpr int64_t kMost = int64_t{1} << 46;
 constexpr int64_t kMostTokens = 1 << 24;  // in one step
 
@@ -51,6 +51,7 @@ Space space(const std::string& name, const std::string& where) {
   if (name == "arena") return Space::kArena;
   if (name == "state") return Space::kState;
   if (name == "weight") return Space::kWeight;
+  if (name == "kernel") return Space::kKernel;
   check(name == "input", where + " lies in no known space");
   return Space::kInput;
 }
@@ -62,8 +63,10 @@ Place place(const Json& value, const Plan& plan, const std::string& where) {
   if (value.contains("layout")) result.layout = text(value["layout"], where + ": layout");
   if (result.space == Space::kArena || result.space == Space::kState) {
     result.offset = size(member(value, "offset", where), where + ": offset");
+    result.bytes = value.contains("bytes") ? size(value["bytes"], where + ": bytes") : result.type.nbytes();
     const int64_t whole = result.space == Space::kArena ? plan.arena_bytes : plan.state_bytes;
-    check(result.type.nbytes() <= whole && result.offset <= whole - result.type.nbytes(), where + " ends beyond its space");
+    check(result.type.nbytes() <= result.bytes, where + " is larger than its bytes");
+    check(result.bytes <= whole && result.offset <= whole - result.bytes, where + " ends beyond its space");
     check(result.offset % 64 == 0, where + " is not aligned");
   }
   return result;
@@ -83,6 +86,25 @@ std::vector<std::string> names(const Json& value, const Plan& plan, bool optiona
   return result;
 }
 
+std::map<std::string, Attr> attributes(const Json& value, const std::string& where) {
+  check(value.is_object(), where + ": attrs is no object");
+  std::map<std::string, Attr> result;
+  for (const auto& [name, attr] : value.items()) {
+    if (!attr.is_null()) result.emplace(name, attribute(attr, where + ": attribute " + name));
+  }
+  return result;
+}
+
+PlannedPart part(const Json& value, const Plan& plan, const std::string& where) {
+  PlannedPart result;
+  result.name = text(member(value, "name", where), where + ": name");
+  result.op = text(member(value, "op", where), where + ": op");
+  result.reads = names(member(value, "reads", where), plan, true, where + ": reads");
+  result.writes = names(member(value, "writes", where), plan, false, where + ": writes");
+  result.attrs = attributes(member(value, "attrs", where), where);
+  return result;
+}
+
 PlannedLaunch launch(const Json& value, const Plan& plan, const std::string& where) {
   PlannedLaunch result;
   result.symbol = text(member(value, "symbol", where), where + ": symbol");
@@ -93,10 +115,10 @@ PlannedLaunch launch(const Json& value, const Plan& plan, const std::string& whe
     const Space written = plan.values.at(name).space;
     check(written == Space::kArena || written == Space::kState, where + " writes " + name + ", which is given");
   }
-  const Json& attrs = member(value, "attrs", where);
-  check(attrs.is_object(), where + ": attrs is no object");
-  for (const auto& [name, attr] : attrs.items()) {
-    if (!attr.is_null()) result.attrs.emplace(name, attribute(attr, where + ": attribute " + name));
+  result.attrs = attributes(member(value, "attrs", where), where);
+  if (value.contains("parts")) {
+    check(value["parts"].is_array(), where + ": parts is not a list");
+    for (const Json& item : value["parts"]) result.parts.push_back(part(item, plan, where + ": part"));
   }
   const Json& workspace = member(value, "workspace", where);
   check(workspace.is_array() && workspace.size() == 2, where + ": workspace is no pair");
@@ -110,7 +132,7 @@ PlannedLaunch launch(const Json& value, const Plan& plan, const std::string& whe
     for (const std::string& name : *used) {
       const Place* value = name.empty() ? nullptr : &plan.values.at(name);
       if (value == nullptr || value->space != Space::kArena) continue;
-      check(value->offset + value->type.nbytes() <= result.workspace_offset ||
+      check(value->offset + value->bytes <= result.workspace_offset ||
                 result.workspace_offset + result.workspace_bytes <= value->offset,
             where + ": workspace overlaps " + name);
     }
@@ -120,7 +142,7 @@ PlannedLaunch launch(const Json& value, const Plan& plan, const std::string& whe
 
 Plan read(const Json& value) {
   Plan plan;
-  check(size(member(value, "format", "the plan"), "format") == kFormat, "this is no plan of format 1");
+  check(size(member(value, "format", "the plan"), "format") == kFormat, "this is no plan of format 2");
   plan.target = text(member(value, "target", "the plan"), "target");
   const Json& variant = member(value, "variant", "the plan");
   const int64_t batch = size(member(variant, "batch", "variant"), "batch");

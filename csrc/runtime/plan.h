@@ -10,13 +10,23 @@
 
 namespace rewright {
 
-enum class Space { kArena, kState, kWeight, kInput };
+// kKernel: a value between the parts of one launch, which has no memory.
+enum class Space { kArena, kState, kWeight, kInput, kKernel };
 
 struct Place {
   Tensor type;  // without data
   Space space = Space::kArena;
   int64_t offset = 0;
+  int64_t bytes = 0;  // in arena and state: of its memory, as many as its type's or more
   std::string layout;
+};
+
+// One op of a launch that computes several.
+struct PlannedPart {
+  std::string name, op;
+  std::vector<std::string> reads;  // "" where an optional operand is absent
+  std::vector<std::string> writes;
+  std::map<std::string, Attr> attrs;
 };
 
 struct PlannedLaunch {
@@ -24,6 +34,7 @@ struct PlannedLaunch {
   std::vector<std::string> reads;  // "" where an optional operand is absent
   std::vector<std::string> writes;
   std::map<std::string, Attr> attrs;
+  std::vector<PlannedPart> parts;  // of launches that compute several ops
   int64_t workspace_offset = 0, workspace_bytes = 0;
 };
 

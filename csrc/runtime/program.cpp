@@ -4,16 +4,22 @@
 #include <cstring>
 namespace rewright {
 
+Step step_of(const Plan& plan, const int32_t* inputs) {
+  Step step;
+  step.batch = plan.batch;
+  step.tokens = plan.tokens;
+  step.ids = inputs;
+  step.pos = step.ids + plan.batch * plan.tokens;
+  step.n_valid = step.pos + plan.batch;
+  step.slot = step.n_valid + plan.batch;
+  return step;
+}
+
 Program::Program(const Plan& plan, const Memory& memory) {
   check(plan.target == "host", "the plan is for target " + plan.target + ", this executes host");
   check(plan.arena_bytes <= memory.arena_bytes && plan.state_bytes <= memory.state_bytes, "arena or state is too small");
-  step_.batch = plan.batch;
-  step_.tokens = plan.tokens;
   inputs_.resize(plan.batch * (plan.tokens + 3));
-  step_.ids = inputs_.data();
-  step_.pos = step_.ids + plan.batch * plan.tokens;
-  step_.n_valid = step_.pos + plan.batch;
-  step_.slot = step_.n_valid + plan.batch;
+  step_ = step_of(plan, inputs_.data());
   slots_ = 1 << 30;
   positions_ = plan.capacity;
   for (size_t i = 0; i < plan.launches.size(); ++i) {
@@ -23,9 +29,9 @@ Program::Program(const Plan& plan, const Memory& memory) {
     site.where = "launch " + std::to_string(i) + " (" + launch.symbol + ", " + launch.phase + ")";
     site.require(entry != kernel_registry().end(), "no such kernel");
     for (const std::string& name : launch.reads) {
-      site.operands.push_back(name.empty() ? Tensor{} : bind(plan.values.at(name), name, memory));
+      site.operands.push_back(name.empty() ? Tensor{} : bind_place(plan.values.at(name), name, memory, step_));
     }
-    for (const std::string& name : launch.writes) site.results.push_back(bind(plan.values.at(name), name, memory));
+    for (const std::string& name : launch.writes) site.results.push_back(bind_place(plan.values.at(name), name, memory, step_));
     site.attrs = launch.attrs;
     site.workspace = static_cast<char*>(memory.arena) + launch.workspace_offset;
     site.workspace_bytes = launch.workspace_bytes;
@@ -38,17 +44,20 @@ Program::Program(const Plan& plan, const Memory& memory) {
       slots_ = std::min<int64_t>(slots_, place.type.dim(0));
     }
   }
-  for (const auto& [name, value] : plan.results) results_.emplace(name, bind(plan.values.at(value), value, memory));
+  for (const auto& [name, value] : plan.results) results_.emplace(name, bind_place(plan.values.at(value), value, memory, step_));
 }
 
-Tensor Program::bind(const Place& place, const std::string& name, const Memory& memory) {
+Tensor bind_place(const Place& place, const std::string& name, const Memory& memory, const Step& step) {
   Tensor tensor = place.type;
+  tensor.layout = place.layout;
   switch (place.space) {
     case Space::kArena:
       tensor.data = static_cast<char*>(memory.arena) + place.offset;
       break;
     case Space::kState:
       tensor.data = static_cast<char*>(memory.state) + place.offset;
+      break;
+    case Space::kKernel:  // it never leaves a kernel
       break;
     case Space::kWeight: {
       const auto found = memory.weights.find(name);
@@ -62,10 +71,10 @@ Tensor Program::bind(const Place& place, const std::string& name, const Memory& 
     }
     case Space::kInput: {
       const bool ids = name == "tokens";
-      const bool fits = tensor.dtype == DType::kI32 && tensor.count() == step_.batch * (ids ? step_.tokens : 1);
+      const bool fits = tensor.dtype == DType::kI32 && tensor.count() == step.batch * (ids ? step.tokens : 1);
       check(fits, "input " + name + " is of another type");
       check(ids || name == "pos" || name == "n_valid" || name == "slot", "there is no input " + name);
-      tensor.data = const_cast<int32_t*>(ids ? step_.ids : name == "pos" ? step_.pos : name == "slot" ? step_.slot : step_.n_valid);
+      tensor.data = const_cast<int32_t*>(ids ? step.ids : name == "pos" ? step.pos : name == "slot" ? step.slot : step.n_valid);
       break;
     }
   }

@@ -24,6 +24,12 @@ struct Memory {
   int64_t state_bytes = 0;
 };
 
+// Where the inputs of a step lie in i32 memory: ids [B,T], then pos, n_valid and slot [B] each.
+Step step_of(const Plan& plan, const int32_t* inputs);
+
+// The memory of a value. Throws PlanError where it does not fit its place.
+Tensor bind_place(const Place& place, const std::string& name, const Memory& memory, const Step& step);
+
 class Program {
  public:
   // Throws PlanError: a symbol, weight or shape that does not fit, or another kernel ABI.
@@ -42,8 +48,6 @@ class Program {
   const Tensor& result(const std::string& name) const;
 
  private:
-  Tensor bind(const Place& place, const std::string& name, const Memory& memory);
-
   Step step_;
   std::vector<int32_t> inputs_;  // ids, pos, n_valid, slot
   int slots_ = 0;

@@ -18,6 +18,7 @@ struct Tensor {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;  // logical elements
   int64_t pitch = 0;           // bytes from one row (the last axis) to the next
+  std::string layout;          // order of the elements, "" where row by row (ir/weight_layout.py)
 
   explicit operator bool() const { return data != nullptr; }
   int rank() const { return static_cast<int>(shape.size()); }

@@ -149,17 +149,26 @@ class TestGrowth:
         (launch,) = make_plan(graph, variant_of(graph), target(pair)).launches
         assert (launch.reads, launch.writes) == (("x", "w"), ("h",))
 
-    def test_attributes_of_a_phase_stand_under_its_ops(self) -> None:
+    def test_a_phase_says_what_each_of_its_parts_reads(self) -> None:
         every = phase("a", Slot(("rms_norm",)), Slot(("hadamard",), many=True), Slot(("add",)))
         launch = make_plan(chain(), variant_of(chain()), target(every, *SINGLES)).launches[0]
-        assert launch.attrs == {"rms_norm": {"eps": 1e-6}, "hadamard0": {}, "hadamard1": {}, "add": {}}
+        assert launch.attrs == {}
+        first, *turns, last = launch.parts
+        assert (first.op, first.reads, first.writes, first.attrs) == (
+            "rms_norm",
+            ("x", "w"),
+            ("n",),
+            {"eps": 1e-6},
+        )
+        assert [(p.op, p.reads) for p in turns] == [("hadamard", ("n",))] * 2
+        assert (last.op, last.writes) == ("add", ("out",))
         assert launch.nodes == ("n", "h", "g", "out")
 
     def test_what_nobody_reads_outside_stays_in_the_kernel(self) -> None:
         every = phase("a", Slot(("rms_norm",)), Slot(("hadamard",), many=True), Slot(("add",)))
         plan = make_plan(chain(), variant_of(chain()), target(every, *SINGLES))
         assert plan.launches[0].writes == ("out",)
-        assert not plan.values.keys() & {"n", "h", "g"}
+        assert {plan.values[v].space for v in ("n", "h", "g")} == {"kernel"}
 
     def test_a_result_that_nobody_reads_at_all_has_a_place(self) -> None:
         net = Net()

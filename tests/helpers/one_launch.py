@@ -1,4 +1,4 @@
-"""Runs one host kernel on the operands of its op, through a plan of one launch."""
+"""Runs one kernel on the operands of its op, through a plan of one launch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rewright.codegen.kernels.sm80_layouts import matrix_layout
 from rewright.ir.layout import pack, padded, stored_bytes, unpack
 from rewright.ir.op import Op, results_of
 from rewright.ir.plan import ALIGN, Launch, Place, Plan
@@ -61,12 +62,32 @@ class OneLaunch:
         )
 
     def run(self, threads: int = 1) -> tuple[Tensor, ...]:
-        """The results of the launch; what it updates, after it."""
+        """The results of the launch on the host; what it updates, after it."""
         program = self.program()
         team = _native.Team(threads, program.scratch_bytes)
         program.run(team, *(self.step[name].data_ptr() for name in INPUTS))
+        return self._results(self.arena, self.state)
+
+    def run_on(self, device: _native.Device, where: str) -> tuple[Tensor, ...]:
+        """The same on a card ("cuda"), or on its emulation ("cpu")."""
+        inputs = torch.cat([self.step[name].flatten() for name in INPUTS]).to(where)
+        weights = {name: t.to(where) for name, t in self.weights.items()}
+        arena, state = self.arena.to(where), self.state.to(where)
+        program = _native.DeviceProgram(
+            self.plan.to_text(),
+            {name: (t.data_ptr(), t.numel() * t.element_size()) for name, t in weights.items()},
+            (arena.data_ptr(), arena.numel()),
+            (state.data_ptr(), state.numel()),
+            inputs.data_ptr(),
+            device,
+        )
+        stream = torch.cuda.current_stream().cuda_stream if where == "cuda" else 0
+        program.run(stream)
+        return self._results(arena.cpu(), state.cpu())
+
+    def _results(self, arena: Tensor, state: Tensor) -> tuple[Tensor, ...]:
         places = [self.plan.values[name] for name in self.plan.results]
-        spaces = {"arena": self.arena, "state": self.state}
+        spaces = {"arena": arena, "state": state}
         return tuple(unpack(spaces[p.space][p.offset : p.end].clone(), p.type) for p in places)
 
 
@@ -78,12 +99,18 @@ def run_op(
 
 
 def one_launch(
-    op: Op, operands: Sequence[Tensor | None], attrs: dict[str, Any], *, pad: bool = False
+    op: Op,
+    operands: Sequence[Tensor | None],
+    attrs: dict[str, Any],
+    *,
+    pad: bool = False,
+    target: str = "host",
 ) -> OneLaunch:
-    """A call of `host.<op>`. State operands are copied, not written.
+    """A call of `<target>.<op>`. State operands are copied, not written.
 
     Args:
         pad: whether activations have padded rows.
+        target: the set of kernels.
     """
     named = dict(zip(op.operands, operands, strict=True))
     batch, tokens = step_size(op, operands)
@@ -104,7 +131,7 @@ def one_launch(
         if name in INPUTS:
             values[name] = Place(type, "input")
         elif _is_stored(op, name):
-            layout = _layout(named, name)
+            layout = _layout(op, named, name) if target == "host" else _device_layout(op, named, name)
             weights[name] = LAYOUTS[layout].pack(tensor.contiguous()).contiguous()
             values[name] = Place(type, "weight", 0, layout)
         else:
@@ -122,10 +149,12 @@ def one_launch(
             values[name] = Place(laid, "arena", spaces["arena"].add(stored_bytes(laid)))
     workspace = (spaces["arena"].add(WORKSPACE), WORKSPACE)
     reads = tuple(None if tensor is None else name for name, tensor in named.items())
-    launch = Launch(f"host.{op.name}", op.name, (op.name,), reads, writes, op.bind_attrs(attrs), workspace)
+    launch = Launch(
+        f"{target}.{op.name}", op.name, (op.name,), reads, writes, op.bind_attrs(attrs), workspace
+    )
     arena, state = spaces["arena"].memory(), spaces["state"].memory()
     plan = Plan(
-        target="host",
+        target=target,
         abi="",
         variant=Variant(tokens, batch, 1 << 20),
         arena_bytes=arena.numel(),
@@ -180,7 +209,7 @@ def _is_stored(op: Op, name: str) -> bool:
     return _is_matrix(name) or _weight_of(name) in op.operands
 
 
-def _layout(named: dict[str, Tensor | None], name: str) -> str:
+def _layout(op: Op, named: dict[str, Tensor | None], name: str) -> str:
     """tile16 for matrices that products read, and for the scales of e2m1 ones."""
     tensor = named[name]
     if _is_matrix(name):
@@ -188,6 +217,17 @@ def _layout(named: dict[str, Tensor | None], name: str) -> str:
         return "tile16" if tensor is not None and tensor.dim() >= 2 and not table else ""
     weight = named.get(_weight_of(name) or "")
     return "tile16" if weight is not None and weight.dtype == torch.uint8 else ""
+
+
+def _device_layout(op: Op, named: dict[str, Tensor | None], name: str) -> str:
+    """What the kernels of a GPU want: fragments for the matrices of products and the scales of e2m1 ones."""
+    if not op.name.endswith("linear"):
+        return ""
+    tensor, matrix = named[name], named.get(_weight_of(name) or name)
+    assert tensor is not None
+    assert matrix is not None
+    layout = matrix_layout(type_of(matrix))
+    return layout if matrix is tensor else "mma4_scale" if layout == "mma4" else ""
 
 
 def _can_pad(op: Op, name: str, type: ValueType) -> bool:

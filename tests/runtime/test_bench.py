@@ -57,7 +57,23 @@ def test_the_command(cli: Callable, compiled_tiny: Path) -> None:
     assert "1 threads" in done.stderr
     record = json.loads(cli("bench", compiled_tiny, *options, "--json").stdout)
     assert [r["case"] for r in record["results"]["host"]] == names
+    assert set(record) == {
+        "target",
+        "numerics",
+        "vector",
+        "threads",
+        "read_bytes_per_second",
+        "results",
+    }
+    assert (record["target"], record["numerics"], record["threads"]) == ("host", "faithful", 1)
     assert record["read_bytes_per_second"] > 0
+    for result in record["results"]["host"]:
+        tokens = (result["new"] or result["prompt"]) * result["batch"]
+        (seconds,) = result["seconds"]
+        assert result["tokens_per_second"] == pytest.approx(tokens / seconds)
+        assert result["spread"] == 0
+        rate = result["bytes_per_token"] * result["tokens_per_second"]
+        assert result["bytes_per_second"] == pytest.approx(rate)
 
 
 def test_peers_run_the_same_cases_alone(cli: Callable, compiled_tiny: Path) -> None:

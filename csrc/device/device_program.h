@@ -1,0 +1,32 @@
+// A plan of the sm80 target bound to the card's memory.
+#pragma once
+
+#include "../runtime/program.h"
+#include "device_kernel.h"
+
+namespace rewright {
+
+class DeviceProgram {
+ public:
+  // `memory` and `inputs` (i32: ids [B,T], then pos, n_valid and slot [B] each) are addresses on the card
+  // that outlive the program. Throws PlanError or DeviceError.
+  DeviceProgram(const Plan& plan, const Memory& memory, const int32_t* inputs, Device& device);
+  DeviceProgram(const DeviceProgram&) = delete;
+  DeviceProgram& operator=(const DeviceProgram&) = delete;
+
+  // Launches everything, or the launches [begin, end) of the plan only. Nothing is waited for.
+  void run(uintptr_t stream) const { run(stream, 0, launches_.size()); }
+  void run(uintptr_t stream, size_t begin, size_t end) const;
+
+  // Launches of the plan.
+  size_t size() const { return launches_.size(); }
+  const Tensor& result(const std::string& name) const;
+
+ private:
+  Device& device_;
+  Step step_;
+  std::vector<std::vector<DeviceLaunch>> launches_;
+  std::map<std::string, Tensor> results_;
+};
+
+}  // namespace rewright

@@ -1,0 +1,130 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+
+#include <fstream>
+#include <iterator>
+
+namespace rewright {
+
+namespace {
+
+// The few entry points of the driver that are used, with the types of cuda.h spelled out: the extension
+// is built where no CUDA toolkit is, and libcuda is looked for when a card is first asked for.
+using Result = int;
+struct Api {
+  Result (*init)(unsigned);
+  Result (*device_get)(int*, int);
+  Result (*device_attribute)(int*, int, int);
+  Result (*context_retain)(void**, int);
+  Result (*context_set)(void*);
+  Result (*module_load)(void**, const void*);
+  Result (*module_function)(void**, void*, const char*);
+  Result (*function_attribute)(void*, int, int);
+  Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  Result (*error_name)(Result, const char**);
+};
+
+constexpr int kMultiprocessorCount = 16, kMaxSharedPerBlockOptin = 97;  // CUdevice_attribute
+constexpr int kMaxDynamicSharedBytes = 8;                               // CUfunction_attribute
+constexpr Result kNotFound = 500;
+
+const Api& api() {
+  static const Api opened = [] {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      throw DeviceError("the NVIDIA driver is not installed: libcuda.so.1 was not found");
+    }
+    Api found{};
+    const auto resolve = [&](auto& into, const char* name) {
+      into = reinterpret_cast<std::remove_reference_t<decltype(into)>>(dlsym(library, name));
+      if (into == nullptr) throw DeviceError(std::string("the NVIDIA driver is too old: it has no ") + name);
+    };
+    resolve(found.init, "cuInit");
+    resolve(found.device_get, "cuDeviceGet");
+    resolve(found.device_attribute, "cuDeviceGetAttribute");
+    resolve(found.context_retain, "cuDevicePrimaryCtxRetain");
+    resolve(found.context_set, "cuCtxSetCurrent");
+    resolve(found.module_load, "cuModuleLoadData");
+    resolve(found.module_function, "cuModuleGetFunction");
+    resolve(found.function_attribute, "cuFuncSetAttribute");
+    resolve(found.launch, "cuLaunchKernel");
+    resolve(found.error_name, "cuGetErrorName");
+    return found;
+  }();
+  return opened;
+}
+
+void require(Result result, const std::string& what) {
+  if (result == 0) return;
+  const char* name = nullptr;
+  api().error_name(result, &name);
+  throw DeviceError(what + ": " + (name ? name : "error " + std::to_string(result)));
+}
+
+class Cuda : public Device {
+ public:
+  Cuda(int ordinal, const std::vector<std::string>& paths) {
+    require(api().init(0), "the NVIDIA driver does not start");
+    int device = 0;
+    require(api().device_get(&device, ordinal), "there is no card " + std::to_string(ordinal));
+    require(api().device_attribute(&multiprocessors_, kMultiprocessorCount, device), "the card cannot be asked");
+    require(api().device_attribute(&most_shared_, kMaxSharedPerBlockOptin, device), "the card cannot be asked");
+    require(api().context_retain(&context_, device), "the card cannot be used");  // kept until the process ends
+    require(api().context_set(context_), "the card cannot be used");
+    for (const std::string& path : paths) {
+      std::ifstream file(path, std::ios::binary);
+      const std::string image{std::istreambuf_iterator<char>(file), {}};
+      if (image.empty()) throw DeviceError("the kernels in " + path + " cannot be read");
+      void* module = nullptr;
+      require(api().module_load(&module, image.data()), "the card cannot load the kernels in " + path);
+      modules_.push_back(module);
+    }
+  }
+
+  int multiprocessors() const override { return multiprocessors_; }
+
+  Function function(const std::string& name, unsigned shared_bytes, unsigned) override {
+    Function& found = functions_[name];
+    for (size_t i = 0; found.handle == nullptr && i < modules_.size(); ++i) {
+      const Result result = api().module_function(&found.handle, modules_[i], name.c_str());
+      if (result != kNotFound) require(result, "the kernel " + name + " cannot be loaded");
+      if (result == kNotFound) found.handle = nullptr;
+    }
+    if (found.handle == nullptr) throw DeviceError("this build has no kernel " + name);
+    found.name = name;
+    if (shared_bytes > static_cast<unsigned>(most_shared_)) {
+      throw DeviceError("the kernel " + name + " needs " + std::to_string(shared_bytes) +
+                        " bytes of shared memory, a block of this card has " + std::to_string(most_shared_));
+    }
+    unsigned& set = shared_[name];
+    if (shared_bytes > set) {
+      set = shared_bytes;
+      require(api().function_attribute(found.handle, kMaxDynamicSharedBytes, static_cast<int>(set)),
+              "the kernel " + name + " cannot have its shared memory");
+    }
+    return found;
+  }
+
+  void launch(const DeviceLaunch& launch, uintptr_t stream) override {
+    void* params[] = {const_cast<uint64_t*>(launch.params.data())};
+    require(api().launch(launch.function.handle, launch.grid[0], launch.grid[1], launch.grid[2], launch.threads, 1, 1,
+                         launch.shared_bytes, reinterpret_cast<void*>(stream), params, nullptr),
+            "the kernel " + launch.function.name + " cannot be launched");
+  }
+
+ private:
+  int multiprocessors_ = 0, most_shared_ = 0;
+  void* context_ = nullptr;
+  std::vector<void*> modules_;
+  std::map<std::string, Function> functions_;
+  std::map<std::string, unsigned> shared_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> open_cuda(int ordinal, const std::vector<std::string>& paths) {
+  return std::make_unique<Cuda>(ordinal, paths);
+}
+
+}  // namespace rewright

@@ -1,0 +1,45 @@
+// The device that is this CPU.
+#include "../emulation/emulation.h"
+#include "driver.h"
+
+namespace rewright {
+
+namespace {
+
+constexpr unsigned kMostSharedBytes = 163 << 10;  // of a block on SM80
+
+class Emulation : public Device {
+ public:
+  explicit Emulation(int multiprocessors) : multiprocessors_(multiprocessors) {}
+
+  int multiprocessors() const override { return multiprocessors_; }
+
+  Function function(const std::string& name, unsigned shared_bytes, unsigned params_bytes) override {
+    const emulation::Emulated found = emulation::find_kernel(name.c_str());
+    if (found.function == nullptr) throw DeviceError("this build has no kernel " + name);
+    if (found.params_bytes != params_bytes) {
+      throw DeviceError("the kernel " + name + " takes " + std::to_string(found.params_bytes) + " bytes of parameters, not " +
+                        std::to_string(params_bytes));
+    }
+    if (shared_bytes > kMostSharedBytes) throw DeviceError("the kernel " + name + " needs too much shared memory");
+    return {reinterpret_cast<void*>(found.function), name};
+  }
+
+  void launch(const DeviceLaunch& launch, uintptr_t) override {
+    try {
+      emulation::run_grid(reinterpret_cast<emulation::KernelFunction>(launch.function.handle), launch.params.data(), launch.grid,
+                          launch.threads, launch.shared_bytes);
+    } catch (const std::runtime_error& e) {
+      throw DeviceError(launch.function.name + ": " + e.what());
+    }
+  }
+
+ private:
+  int multiprocessors_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> open_emulation(int multiprocessors) { return std::make_unique<Emulation>(multiprocessors); }
+
+}  // namespace rewright

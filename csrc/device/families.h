@@ -1,0 +1,13 @@
+// The kernels of the sm80 target, by family. registry.cpp joins them.
+#pragma once
+
+#include "device_kernel.h"
+
+namespace rewright {
+
+void add_norm_kernels(DeviceRegistry& registry);
+
+// Element (kernels/common/numeric.cuh) of a tensor's dtype; throws PlanError where it is neither bf16 nor f32.
+int element_of(const DeviceSite& site, const Tensor& tensor);
+
+}  // namespace rewright

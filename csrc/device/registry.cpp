@@ -1,0 +1,19 @@
+#include "families.h"
+
+namespace rewright {
+
+const DeviceRegistry& device_registry() {
+  static const DeviceRegistry registry = [] {
+    DeviceRegistry all;
+    add_norm_kernels(all);
+    return all;
+  }();
+  return registry;
+}
+
+int element_of(const DeviceSite& site, const Tensor& tensor) {
+  site.require(tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF32, "a tensor is neither bf16 nor f32");
+  return tensor.dtype == DType::kF32;
+}
+
+}  // namespace rewright

@@ -1,0 +1,15 @@
+// Parameters of the kernels in norm.cu.
+#pragma once
+
+namespace rewright {
+
+struct RmsNormParams {
+  const void* x;       // [rows, columns], rows `x_pitch` bytes apart
+  const void* weight;  // [columns]
+  void* y;             // like x
+  long long x_pitch, y_pitch;
+  int columns, element, weight_element;  // Element
+  float eps;
+};
+
+}  // namespace rewright

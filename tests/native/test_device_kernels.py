@@ -1,0 +1,82 @@
+"""Every sm80 kernel of one op against the op's reference: emulated on this CPU everywhere, and on a card.
+
+A card sums in another order than the reference does, so results are compared within the tolerance of the
+op's results in their own format, not bit for bit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from one_launch import one_launch, reference_by_row, valid_rows
+from torch import Tensor
+
+from rewright.codegen.kernels.sm80 import SINGLE
+from rewright.ir.formats import decode_codes
+from rewright.ir.op import registry
+from rewright.runtime import _native
+
+OPS = sorted(k.covers[0].ops[0] for k in SINGLE if set(k.symbols) <= set(_native.device_kernels()))
+
+# Largest difference of a result relative to its largest value: steps of its format, of which a sum in
+# another order can move a value by one or two where it stands at the edge of two.
+STEPS = {torch.bfloat16: 2**-7, torch.float32: 1e-5, torch.float8_e4m3fn: 2**-3, torch.uint8: 0.5}
+
+
+@pytest.fixture(scope="module")
+def emulation() -> _native.Device:
+    return _native.open_emulation(4)
+
+
+@pytest.fixture(scope="module")
+def card() -> _native.Device:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no card")
+    kernels = Path(_native.__file__).parent / "kernels"
+    return _native.open_cuda(0, sorted(map(str, kernels.glob("*.fatbin"))))
+
+
+@pytest.mark.parametrize("pad", [False, True], ids=["dense", "padded"])
+@pytest.mark.parametrize("name", OPS)
+def test_emulated(name: str, pad: bool, emulation: _native.Device) -> None:
+    check(name, pad, emulation, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pad", [False, True], ids=["dense", "padded"])
+@pytest.mark.parametrize("name", OPS)
+def test_on_a_card(name: str, pad: bool, card: _native.Device) -> None:
+    check(name, pad, card, "cuda")
+
+
+def check(name: str, pad: bool, device: _native.Device, where: str) -> None:
+    op = registry()[name]
+    calls = 0
+    for seed in range(2):
+        for operands, attrs in op.example_calls(seed):
+            if any(t is not None and t.dtype == torch.float16 for t in operands):
+                continue
+            calls += 1
+            expected = reference_by_row(op, operands, attrs)
+            found = one_launch(op, operands, attrs, pad=pad, target="sm80").run_on(device, where)
+            for i, (got, (want, mask)) in enumerate(zip(found, expected, strict=True)):
+                if i not in op.updated(attrs):
+                    got, want = valid_rows(got, operands, op), valid_rows(want, operands, op)
+                compare(got[mask], want[mask])
+    assert calls
+
+
+def compare(got: Tensor, want: Tensor) -> None:
+    """Equal but for rounding; codes, integers and what is not finite are compared as they should be."""
+    if want.dtype in (torch.int32, torch.int64) or want.dtype == torch.float8_e8m0fnu:
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+        return
+    step = STEPS[want.dtype]
+    g, w = (decode_codes(t) if t.dtype == torch.uint8 else t for t in (got, want))
+    g, w = g.double(), w.double()
+    finite = w.isfinite()
+    assert torch.equal(g[~finite].nan_to_num(), w[~finite].nan_to_num())
+    if finite.any():
+        assert (g - w)[finite].abs().max() <= step * w[finite].abs().max()
