@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "../device/device_program.h"
+#include "../device/sampling.h"
 #include "../host/vector.h"
 #include "../runtime/cpu_features.h"
 #include "../runtime/program.h"
@@ -17,6 +18,7 @@ namespace {
 
 using rewright::Device;
 using rewright::DeviceProgram;
+using rewright::DeviceSampler;
 using rewright::Memory;
 using rewright::Program;
 using rewright::Team;
@@ -47,6 +49,28 @@ std::unique_ptr<DeviceProgram> make_device_program(const std::string& plan, cons
                                                    Address arena, Address state, uintptr_t inputs, Device& device) {
   return std::make_unique<DeviceProgram>(rewright::parse_plan(plan), memory_of(weights, arena, state),
                                          pointer<int32_t>(inputs), device);
+}
+
+std::unique_ptr<DeviceSampler> make_device_sampler(Device& device, Address logits, int batch, uintptr_t rows, uintptr_t weights,
+                                                   uintptr_t inputs, uintptr_t ring, int ring_length, int ring_rows) {
+  rewright::SampleParams p{};
+  p.logits = pointer<float>(logits.first);
+  p.rows = reinterpret_cast<rewright::SampleRow*>(rows);
+  p.weights = reinterpret_cast<unsigned long long*>(weights);
+  p.ids = reinterpret_cast<int*>(inputs);
+  p.pos = p.ids + batch;
+  p.n_valid = p.pos + batch;
+  p.ring = reinterpret_cast<int*>(ring);
+  p.ring_length = ring_length;
+  p.ring_rows = ring_rows;
+  p.pitch = batch > 0 ? logits.second / batch : 0;
+  p.vocabulary = static_cast<int>(p.pitch / static_cast<int64_t>(sizeof(float)));
+  return std::make_unique<DeviceSampler>(device, p, batch);
+}
+
+py::bytes sample_row(double temperature, double top_p, uint64_t seed, uint64_t draw, int left, const std::vector<int>& stop) {
+  const rewright::SampleRow row = rewright::sample_row(temperature, top_p, seed, draw, left, stop);
+  return {reinterpret_cast<const char*>(&row), sizeof(row)};
 }
 
 void run(Program& program, Team& team, uintptr_t ids, uintptr_t pos, uintptr_t n_valid, uintptr_t slot) {
@@ -112,4 +136,16 @@ PYBIND11_MODULE(_native, m) {
         const rewright::Tensor& tensor = program.result(name);
         return std::pair(reinterpret_cast<uintptr_t>(tensor.data), tensor.nbytes());
       }, py::arg("name"), "Address and bytes of a result of the last step.");
+  py::class_<DeviceSampler>(m, "DeviceSampler", "The choice of the next tokens, behind the launches of a decode step.")
+      .def(py::init(&make_device_sampler), py::arg("device"), py::arg("logits"), py::arg("batch"), py::arg("rows"),
+           py::arg("weights"), py::arg("inputs"), py::arg("ring"), py::arg("ring_length"), py::arg("ring_rows"),
+           py::keep_alive<1, 2>())
+      .def("run", &DeviceSampler::run, py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
+           "Launch it on a stream; nothing is waited for.");
+  m.def("sample_row", &sample_row, py::arg("temperature"), py::arg("top_p"), py::arg("seed"), py::arg("draw"), py::arg("left"),
+        py::arg("stop"), "The bytes of a row of a DeviceSampler that is about to draw.");
+  m.attr("MOST_STOPS") = rewright::kMostStops;
+  m.attr("NOTHING_YET") = rewright::kNothingYet;
+  m.attr("NONE_FINITE") = rewright::kNoneFinite;
+  m.attr("NAN_FIRST") = rewright::kNaNFirst;
 }
