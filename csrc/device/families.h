@@ -5,7 +5,10 @@
 
 namespace rewright {
 
+void add_linear_kernels(DeviceRegistry& registry);
 void add_norm_kernels(DeviceRegistry& registry);
+
+void add_phases(DeviceRegistry& registry);
 
 // Element (kernels/common/numeric.cuh) of a tensor's dtype; throws PlanError where it is neither bf16 nor f32.
 int element_of(const DeviceSite& site, const Tensor& tensor);

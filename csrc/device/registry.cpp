@@ -5,7 +5,9 @@ namespace rewright {
 const DeviceRegistry& device_registry() {
   static const DeviceRegistry registry = [] {
     DeviceRegistry all;
+    add_linear_kernels(all);
     add_norm_kernels(all);
+    add_phases(all);
     return all;
   }();
   return registry;
