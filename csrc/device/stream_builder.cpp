@@ -8,8 +8,9 @@ namespace rewright {
 
 namespace {
 
-constexpr int kWarps = 8;
-constexpr unsigned kMostShared = 163 << 10;  // of a block on SM80
+constexpr int kScratchBytes = (40 + 32 * kPartialColumns) * 4 + 128;
+constexpr int kFnBytes = 24 * 4 * 16 * 4;      // of a tile's part in the mixing logits
+constexpr int kMostShared = (163 << 10) - 3328;  // of a block on SM80, less what the kernels declare themselves
 
 int64_t aligned(int64_t bytes, int64_t to = 128) { return (bytes + to - 1) / to * to; }
 
@@ -340,37 +341,44 @@ bool StreamBuilder::leaves(const Input& in) {
 }
 
 // The kernel with no more code than the launch needs.
-std::string StreamBuilder::variant() const {
+StreamBuilder::Variant StreamBuilder::variant() const {
   unsigned formats = 0, kinds = 0;
   for (int i = 0; i < p_.count; ++i) formats |= 1u << p_.segments[i].format;
   for (int i = 0; i < p_.inputs_count; ++i) kinds |= 1u << p_.inputs[i].kind;
   struct Known {
-    const char* name;
+    Variant variant;
     unsigned formats, kinds;
     bool combines, routes;
   };
   const Known known[] = {  // as in kernels/stream/stream.cu
-      {"normed", kMask<kE4m3Quantised>, kMask<kRow>, false, false},
-      {"head", kMask<kBf16Bf16>, kMask<kStreams>, false, false},
-      {"sublayer", kMask<kE4m3Quantised, kBf16Bf16, kRowsBf16>, kMask<kStreams>, false, false},
-      {"combined", kMask<kE4m3Quantised>, kMask<kRow>, true, false},
-      {"experts", kMask<kE4m3Quantised, kE2m1Quantised>, kMask<kGated, kCodes>, false, true},
-      {"grouped", kMask<kE4m3Bf16>, kMask<kGiven>, false, false},
+      {{"normed", 8, 8}, kMask<kE4m3Quantised>, kMask<kRow>, false, false},
+      {{"head", 8, 8}, kMask<kBf16Bf16>, kMask<kStreams>, false, false},
+      {{"sublayer", 8, 8}, kMask<kE4m3Quantised, kBf16Bf16, kRowsBf16>, kMask<kStreams>, false, false},
+      {{"combined", 8, 7}, kMask<kE4m3Quantised>, kMask<kRow>, true, false},
+      {{"experts", 16, 4}, kMask<kE4m3Quantised, kE2m1Quantised>, kMask<kGated, kCodes>, false, true},
+      {{"grouped", 8, 8}, kMask<kE4m3Bf16>, kMask<kGiven>, false, false},
   };
   const bool combines = p_.combine.on != 0, routes = p_.routing.kind != 0;
   for (const Known& k : known) {
-    if (p_.rows > 1 && std::string(k.name) == "head") continue;
+    if (p_.rows > 1 && std::string(k.variant.name) == "head") continue;
     const bool fits = (formats & ~k.formats) == 0 && (kinds & ~k.kinds) == 0;
-    if (fits && combines == k.combines && routes == k.routes) return k.name;
+    if (fits && combines == k.combines && routes == k.routes) return k.variant;
   }
-  return "any";
+  return {"any", 8, 6};
+}
+
+DeviceLaunch StreamBuilder::launch(const std::string& name, int blocks, int warps, int shared_bytes) {
+  if (!memory_) memory_ = site_.device->upload(&p_, sizeof p_);
+  DeviceLaunch made = site_.launch(name, blocks, warps * 32, StreamLaunch{static_cast<const StreamParams*>(memory_.get())}, shared_bytes);
+  made.memory = memory_;
+  return made;
 }
 
 DeviceLaunch StreamBuilder::preparation() {
   int rows = 1;
   for (int i = 0; i < p_.inputs_count; ++i) rows = std::max(rows, p_.inputs[i].rows);
   const bool routes = p_.routing.kind == 1 || p_.routing.kind == 2;
-  DeviceLaunch made = site_.launch("stream_prepare", rows, 256, p_, (40 + 32 * kPartialColumns) * 4 + 128);
+  DeviceLaunch made = launch("stream_prepare", rows, 8, kScratchBytes);
   made.grid[1] = p_.inputs_count + routes;
   return made;
 }
@@ -397,18 +405,21 @@ std::vector<DeviceLaunch> StreamBuilder::launches() {
   }
   const int multiprocessors = site_.device->multiprocessors();
   bool one = p_.rows == 1;
+  const Variant kernel = variant();
+  p_.fetches_fn = 1;
   for (int attempt = 0; attempt < 2; ++attempt) {
     int streamers = std::max(1, multiprocessors - (one ? sides : 0));
     p_.warps_per_tile = 1;
-    Load best = load_of(tiles, streamers, kWarps, 1);
+    Load best = load_of(tiles, streamers, kernel.warps, 1);
     for (int per_tile : {2, 4, 8}) {
-      const Load load = load_of(tiles, streamers, kWarps, per_tile);
+      const Load load = load_of(tiles, streamers, kernel.warps, per_tile);
       if (load.cost() < best.cost()) {
         best = load;
         p_.warps_per_tile = per_tile;
       }
     }
-    const int groups = kWarps / p_.warps_per_tile;
+    if (p_.combine.on) p_.warps_per_tile = std::max(p_.warps_per_tile, 4);  // (shared memory for few groups)
+    const int groups = kernel.warps / p_.warps_per_tile;
     if (p_.combine.on) {
       streamers = std::max(streamers, (p_.jobs + groups * kTilesPerGroup - 1) / (groups * kTilesPerGroup));
       streamers = std::min(streamers, kPartialBlocks);
@@ -416,12 +427,14 @@ std::vector<DeviceLaunch> StreamBuilder::launches() {
     }
     p_.streamers = streamers;
     p_.side_by_side = one && grouped;
-    int offset = kWarps * kStages * kSlotBytes;
+    int offset = kernel.warps * kernel.stages * kSlotBytes;
     p_.shared_ring = 0;
     p_.shared_sums = p_.shared_scratch = offset;  // the scratch of inputs is done with before the first sum
-    offset += std::max(kWarps * 2 * 512, static_cast<int>(aligned((40 + 32 * kPartialColumns) * 4 + 128, 16)));
+    offset += std::max(kernel.warps * 2 * (one ? 64 : 512), kScratchBytes);
     p_.shared_dots = offset;
     if (p_.combine.on) offset += groups * kTilesPerGroup * p_.rows * kPartialColumns * 4;
+    p_.shared_fn = offset;
+    if (p_.combine.on) offset += groups * kFnBytes;
     if (p_.side_by_side) {  // of two groups
       const Segment& s = p_.segments[0];
       p_.inputs[0].shared_offset = offset;
@@ -433,14 +446,14 @@ std::vector<DeviceLaunch> StreamBuilder::launches() {
     } else if (one) {
       offset = share(offset, false);
     }
-    if (one && offset > static_cast<int>(kMostShared)) {
+    if (one && offset > kMostShared) {
       one = false;  // too wide a row: as for several tokens
       continue;
     }
-    const std::string name = "stream_" + variant() + (one ? "_one" : "_many");
-    if (one) return {site_.launch(name, streamers + sides, kWarps * 32, p_, offset)};
+    const std::string name = std::string("stream_") + kernel.name + (one ? "_one" : "_many");
+    if (one) return {launch(name, streamers + sides, kernel.warps, offset)};
     stage();
-    DeviceLaunch stream = site_.launch(name, streamers, kWarps * 32, p_, offset);
+    DeviceLaunch stream = launch(name, streamers, kernel.warps, offset);
     if (!prepares) return {stream};
     return {preparation(), stream};
   }
@@ -454,23 +467,27 @@ std::vector<DeviceLaunch> StreamBuilder::expert_sums() {
   const int choices = p_.routing.choices;
   const bool usual = s.format == kE2m1Quantised;
   for (bool one : {p_.rows == 1, false}) {
-    // Of one token every warp of a tile takes as many experts.
-    const int per_tile = one ? (choices + 1) / 2 : 4, groups = 2, warps = groups * per_tile;
+    // Of one token a warp takes an expert, of several a sixth of them.
+    const int warps = 12, stages = 5, per_tile = one && choices <= 4 ? std::max(1, choices) : 6, groups = warps / per_tile;
     p_.warps_per_tile = per_tile;
     int streamers = std::max(site_.device->multiprocessors(), (s.tiles + groups * kTilesPerGroup - 1) / (groups * kTilesPerGroup));
     streamers = std::min(streamers, kPartialBlocks);
     site_.require(s.tiles <= streamers * groups * kTilesPerGroup, "too many rows behind which streams are combined");
     p_.streamers = streamers;
-    int offset = warps * kStages * kSlotBytes;
+    int offset = warps * stages * kSlotBytes;
     p_.shared_sums = p_.shared_scratch = offset;
     offset += groups * 2 * p_.rows * choices * 16 * 4;
     p_.shared_dots = offset;
     offset += groups * kTilesPerGroup * p_.rows * kPartialColumns * 4;
+    p_.shared_fn = offset;
+    const bool fn_fits = offset + groups * kFnBytes + (one ? share(offset, true) - offset : 0) <= kMostShared;
+    if (fn_fits) offset += groups * kFnBytes;
     if (one) offset = share(offset, true);
-    if (one && offset > static_cast<int>(kMostShared)) continue;
-    if (one) return {site_.launch(usual ? "expert_sums_one" : "expert_sums_any_one", streamers, warps * 32, p_, offset)};
+    if (one && offset > kMostShared) continue;
+    p_.fetches_fn = fn_fits;
+    if (one) return {launch(usual ? "expert_sums_one" : "expert_sums_any_one", streamers, warps, offset)};
     stage();
-    return {preparation(), site_.launch(usual ? "expert_sums_many" : "expert_sums_any_many", streamers, warps * 32, p_, offset)};
+    return {preparation(), launch(usual ? "expert_sums_many" : "expert_sums_any_many", streamers, warps, offset)};
   }
   site_.require(false, "the launch does not fit");
   return {};

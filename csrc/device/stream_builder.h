@@ -41,12 +41,18 @@ class StreamBuilder {
   void stage();
   int share(int offset, bool rows_side_by_side);
   static bool leaves(const Input& input);
-  std::string variant() const;
+  struct Variant {
+    const char* name;
+    int warps, stages;
+  };
+  Variant variant() const;
+  DeviceLaunch launch(const std::string& name, int blocks, int warps, int shared_bytes);
   DeviceLaunch preparation();
   int rows() const { return site_.rows(); }
 
   DeviceSite& site_;
   StreamParams p_{};
+  std::shared_ptr<void> memory_;  // the card's copy of it
 };
 
 // The format of a product with a weight, -1 where the streaming kernels have none.

@@ -41,10 +41,14 @@ class PlanSteps:
 
     def __init__(self, plan: Plan, weights: Mapping[str, Tensor], device: _native.Device, where: str):
         self.plan, self.device, self.where = plan, device, where
-        self.weights = {name: weights[name].to(where) for name, p in plan.values.items() if p.space == "weight"}
+        self.weights = {
+            name: weights[name].to(where) for name, p in plan.values.items() if p.space == "weight"
+        }
         self.arena = torch.full((plan.arena_bytes,), 0xFF, dtype=torch.uint8, device=where)
         self.state = torch.full((plan.state_bytes,), 0xFF, dtype=torch.uint8, device=where)
-        self.inputs = torch.zeros(plan.variant.batch * (plan.variant.tokens + 3), dtype=torch.int32, device=where)
+        self.inputs = torch.zeros(
+            plan.variant.batch * (plan.variant.tokens + 3), dtype=torch.int32, device=where
+        )
         self.values: dict[str, Tensor] = {}
         self._last: dict[int, str] = {}  # value that was written last, by its offset in the arena
 
@@ -94,7 +98,9 @@ class PlanSteps:
         for part in parts:
             op = registry()[part.op]
             operands = [None if n is None else self._operand(n).clone() for n in part.reads]
-            for name, result in zip(part.writes, results_of(op.reference(*operands, **part.attrs)), strict=True):
+            for name, result in zip(
+                part.writes, results_of(op.reference(*operands, **part.attrs)), strict=True
+            ):
                 self.values[name] = self._recent = result
                 place = self.plan.values[name]
                 if place.space == "arena":
@@ -145,7 +151,12 @@ class PlanSteps:
             form[:, :, 31] = self._count / PARTIAL_BLOCKS
             memory.copy_(form.view(torch.uint8).flatten())
             return
-        memory.copy_(pack(tensor.contiguous().view(place.type.dtype.torch_dtype).view(place.type.storage_shape), place.type))
+        memory.copy_(
+            pack(
+                tensor.contiguous().view(place.type.dtype.torch_dtype).view(place.type.storage_shape),
+                place.type,
+            )
+        )
 
     _count = 1.0
 

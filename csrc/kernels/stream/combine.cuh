@@ -13,17 +13,15 @@ constexpr int kHalfLogits = 12;
 // Rows 16 tile .. of y, as fragments of C (row g and g+8, columns 2t and 2t+1 are tokens; of one token all
 // columns are equal), rounded to bf16 -> X' and, into dots[token][32], the tile's part of the dot products
 // with `fn` and, at column 31, of the sum of squares. By one warp: lane = row, and half of the logits.
-// Without streams before, at the start of a model, every stream is y.
-DEVICE void combine_tile(const Combine& c, int tile, const float (&y)[4], int tokens, float* dots) {
+// Without streams before, at the start of a model, every stream is y. `ready` is the tile's part of `fn` in
+// shared memory, or null.
+DEVICE void combine_tile(const Combine& c, int tile, const float (&y)[4], int tokens, float* dots, const float* ready) {
   const int lane = lane_id(), r = lane & 15, half = lane >> 4, d = tile * 16 + r, n = c.streams;
   const int per_half = (c.logits + 1) / 2, first = half * per_half;
-  float fn[kHalfLogits][4];
-  if (c.fn) {
-    UNROLL for (int i = 0; i < kHalfLogits; ++i) {
-      const bool have = i < per_half && first + i < c.logits;
-      UNROLL for (int j = 0; j < 4; ++j) fn[i][j] = have && j < n ? __ldg(c.fn + (i64)(first + i) * n * c.dim + j * c.dim + d) : 0.f;
-    }
-  }
+  const auto fn = [&](int i, int j) {  // 0 where there is no such logit or stream
+    if (i >= per_half || first + i >= c.logits || j >= n) return 0.f;
+    return ready ? ready[((first + i) * n + j) * 16 + r] : __ldg(c.fn + (i64)(first + i) * n * c.dim + j * c.dim + d);
+  };
   for (int m = 0; m < tokens; ++m) {
     const int owner = (r & 7) * 4 + (m >> 1);
     const float even_high = __shfl_sync(kAllLanes, y[2], owner), odd_high = __shfl_sync(kAllLanes, y[3], owner);
@@ -50,7 +48,7 @@ DEVICE void combine_tile(const Combine& c, int tile, const float (&y)[4], int to
     float part[kHalfLogits];
     UNROLL for (int i = 0; i < kHalfLogits; ++i) {
       part[i] = 0.f;
-      UNROLL for (int j = 0; j < 4; ++j) part[i] += fn[i][j] * next[j];
+      UNROLL for (int j = 0; j < 4; ++j) part[i] += fn(i, j) * next[j];
     }
     UNROLL for (int s = 8; s; s >>= 1) {
       UNROLL for (int i = 0; i < kHalfLogits; ++i) part[i] += __shfl_xor_sync(kAllLanes, part[i], s);
@@ -64,6 +62,16 @@ DEVICE void combine_tile(const Combine& c, int tile, const float (&y)[4], int to
     }
   }
 }
+
+// Starts the copy of a tile's part of `fn`, f32[logits][n][16], to shared memory, by the lanes of `warps`
+// warps of which this is number `warp`. (Asked for at the end, it would wait behind the other blocks' weights.)
+DEVICE void fetch_fn(const Combine& c, int tile, float* to, int warp, int warps) {
+  const int rows = c.logits * c.streams;
+  for (int i = warp * 32 + lane_id(); i < rows * 4; i += warps * 32) {
+    copy_async(to + i * 4, c.fn + (i64)(i >> 2) * c.dim + tile * 16 + (i & 3) * 4);
+  }
+}
+constexpr int kFnFloats = 24 * 4 * 16;
 
 // The tiles' parts in shared memory -> this block's part of the mixing logits. The groups of a block take
 // every (groups * streamers)-th tile. Places of blocks that the launch has not are zero.

@@ -37,14 +37,17 @@ DEVICE Operand<kOne> operand_of(const StreamParams& p, const Chosen& chosen, int
   return x;
 }
 
-template <bool kOne, unsigned kFormats>
-DEVICE void expert_sums(const StreamParams& p) {
+template <bool kOne, int kWarps, int kStages, unsigned kFormats>
+DEVICE void expert_sums(const StreamLaunch& launch) {
   DYNAMIC_SHARED(words);
   char* shared = (char*)words;
+  __shared__ StreamParams p;
   __shared__ Chosen chosen;
   __shared__ int ids[kMostPairs];
   __shared__ signed char order[kMostTokens][kMostChoices];  // choices of a token by ascending id
   __shared__ int arrived[32], summed[32];
+  for (int i = threadIdx.x; i < (int)(sizeof(StreamParams) / 16); i += blockDim.x) ((uint4*)&p)[i] = __ldg((const uint4*)launch.params + i);
+  __syncthreads();
   const int lane = lane_id(), warp = warp_id(), warps = blockDim.x >> 5, k = p.routing.choices;
   const int groups = warps / p.warps_per_tile, group = warp / p.warps_per_tile, slice = warp % p.warps_per_tile;
   const int first = group * p.streamers + blockIdx.x, step = groups * p.streamers;
@@ -56,6 +59,12 @@ DEVICE void expert_sums(const StreamParams& p) {
   for (int i = threadIdx.x; i < p.rows * k; i += blockDim.x) {
     ids[i] = *(const int*)((const char*)p.routing.experts + i / k * p.routing.experts_pitch + i % k * 4);
   }
+  const Input& in = p.inputs[0];
+  Gated<kWarps, 4> gated;
+  if (kOne) gated.ask(in, 0, in.rows);
+  float* fn = (float*)(shared + p.shared_fn) + group * kFnFloats;
+  const bool fetches_fn = p.fetches_fn && p.combine.fn && first < s.tiles;
+  if (fetches_fn) fetch_fn(p.combine, first, fn, slice, p.warps_per_tile);
   __syncthreads();
   if (warp == 0) {
     collect(chosen, ids, p.rows, k);
@@ -93,7 +102,6 @@ DEVICE void expert_sums(const StreamParams& p) {
   };
   for (int i = 0; i < kStages; ++i) fetch_next();
   if (kOne) {
-    const Input& in = p.inputs[0];
     Prepared to{};
     u16* values = (u16*)(shared + in.shared_offset);
     if (in.quantised) {
@@ -105,7 +113,7 @@ DEVICE void expert_sums(const StreamParams& p) {
       to.bf16 = values;
       to.bf16_pitch = in.columns * 2;
     }
-    prepare_gated(in, 0, in.rows, to);
+    gated.finish(in, 0, in.rows, to);
   }
   __syncthreads();
 
@@ -137,6 +145,7 @@ DEVICE void expert_sums(const StreamParams& p) {
         sums[(m * k + chosen.choice[e][m]) * 16 + row] = round_to_bf16(sum[i]);
       }
     }
+    if (turn == 0 && slice >= chosen.count) copy_wait<0>();  // a warp without experts has waited for nothing
     __threadfence_block();
     __syncwarp();
     int is_last = 0;
@@ -159,16 +168,17 @@ DEVICE void expert_sums(const StreamParams& p) {
     __threadfence_block();
     __syncwarp();
     if (lane == 0) store_volatile(&summed[place], round + 1);
-    combine_tile(p.combine, tile, y, p.rows, dots + (group * kTilesPerGroup + turn) * p.rows * kPartialColumns);
+    combine_tile(p.combine, tile, y, p.rows, dots + (group * kTilesPerGroup + turn) * p.rows * kPartialColumns,
+                 turn == 0 && fetches_fn ? fn : nullptr);
   }
   if (p.combine.fn) sum_dots(p.combine, dots, groups, p.streamers, s.tiles, p.rows);
 }
 
 }  // namespace
 
-KERNEL(expert_sums_one, StreamParams, 256, 1) { expert_sums<true, kMask<kE2m1Quantised>>(p); }
-KERNEL(expert_sums_any_one, StreamParams, 256, 1) { expert_sums<true, kAllFormats>(p); }
-KERNEL(expert_sums_many, StreamParams, 256, 1) { expert_sums<false, kMask<kE2m1Quantised>>(p); }
-KERNEL(expert_sums_any_many, StreamParams, 256, 1) { expert_sums<false, kAllFormats>(p); }
+KERNEL(expert_sums_one, StreamLaunch, 384, 1) { expert_sums<true, 12, 5, kMask<kE2m1Quantised>>(p); }
+KERNEL(expert_sums_any_one, StreamLaunch, 384, 1) { expert_sums<true, 12, 5, kAllFormats>(p); }
+KERNEL(expert_sums_many, StreamLaunch, 384, 1) { expert_sums<false, 12, 5, kMask<kE2m1Quantised>>(p); }
+KERNEL(expert_sums_any_many, StreamLaunch, 384, 1) { expert_sums<false, 12, 5, kAllFormats>(p); }
 
 }  // namespace rewright

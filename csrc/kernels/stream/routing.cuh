@@ -16,55 +16,76 @@ DEVICE u32 ordered(float v) {
   return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-// Ids and weights of token `row` -> lanes 0 .. k-1. A masked token chooses nothing: id -1, weight 0.
-DEVICE void choose(const Routing& r, int row, bool masked, int& id, float& weight) {
-  const int lane = lane_id();
-  const float* logits = (const float*)((const char*)r.logits + row * r.logits_pitch);
-  float mine = 0.f;
-  id = -1;
-  if (r.kind == 2) {
-    const int token = min(max(r.tokens[row], 0), r.vocabulary - 1);
-    if (lane < r.choices) {
-      const i64 at = (i64)token * r.choices + lane;
-      id = r.table_i64 ? (int)((const i64*)r.table)[at] : ((const int*)r.table)[at];
-      mine = affinity_of(logits[id]);
+// By one warp: ids and weights of a token -> lanes 0 .. k-1. A masked token chooses nothing: id -1, weight 0.
+struct Choice {
+  float logit[kExpertsPerLane], bias[kExpertsPerLane];
+  int id;
+
+  DEVICE void ask(const Routing& r, int row) {
+    const int lane = lane_id();
+    const float* logits = (const float*)((const char*)r.logits + row * r.logits_pitch);
+    id = -1;
+    if (r.kind == 2) {
+      const int token = min(max(r.tokens[row], 0), r.vocabulary - 1);
+      if (lane < r.choices) {
+        const i64 at = (i64)token * r.choices + lane;
+        id = r.table_i64 ? (int)((const i64*)r.table)[at] : ((const int*)r.table)[at];
+        logit[0] = logits[id];
+      }
+      return;
     }
-  } else {
-    float affinity[kExpertsPerLane];
-    u32 key[kExpertsPerLane];
     UNROLL for (int i = 0; i < kExpertsPerLane; ++i) {
       const int e = lane + 32 * i;
-      affinity[i] = e < r.count ? affinity_of(logits[e]) : 0.f;
-      key[i] = e < r.count ? ordered(affinity[i] + load_element(r.bias, e, r.bias_f32)) : 0u;
-    }
-    for (int c = 0; c < r.choices; ++c) {
-      u32 best = 0;
-      UNROLL for (int i = 0; i < kExpertsPerLane; ++i) best = max(best, key[i]);
-      best = warp_max_u32(best);
-      u32 first = 0;  // the lower id among equals: the largest complement
-      UNROLL for (int i = 0; i < kExpertsPerLane; ++i) {
-        if (key[i] == best) first = max(first, ~(u32)(lane + 32 * i));
-      }
-      const int winner = (int)~warp_max_u32(first);
-      float a = 0.f;
-      UNROLL for (int i = 0; i < kExpertsPerLane; ++i) {
-        if (winner == lane + 32 * i) {
-          a = affinity[i];
-          key[i] = 0;
-        }
-      }
-      a = __shfl_sync(kAllLanes, a, winner & 31);
-      if (lane == c) {
-        id = winner;
-        mine = a;
+      if (e < r.count) {
+        logit[i] = logits[e];
+        bias[i] = load_element(r.bias, e, r.bias_f32);
       }
     }
   }
-  float sum = 0.f;
-  for (int c = 0; c < r.choices; ++c) sum += __shfl_sync(kAllLanes, mine, c);
-  weight = masked ? 0.f : mine / sum * r.scale;
-  if (masked) id = -1;
-}
+  DEVICE void finish(const Routing& r, bool masked, int& chosen, float& weight) {
+    const int lane = lane_id();
+    float mine = 0.f;
+    if (r.kind == 2) {
+      if (lane < r.choices) mine = affinity_of(logit[0]);
+    } else {
+      u32 key[kExpertsPerLane];
+      UNROLL for (int i = 0; i < kExpertsPerLane; ++i) {
+        key[i] = 0;
+        if (lane + 32 * i < r.count) {
+          logit[i] = affinity_of(logit[i]);
+          key[i] = ordered(logit[i] + bias[i]);
+        }
+      }
+#pragma unroll 1
+      for (int c = 0; c < r.choices; ++c) {
+        u32 best = 0;
+        UNROLL for (int i = 0; i < kExpertsPerLane; ++i) best = max(best, key[i]);
+        best = warp_max_u32(best);
+        u32 first = 0;  // the lower id among equals: the largest complement
+        UNROLL for (int i = 0; i < kExpertsPerLane; ++i) {
+          if (key[i] == best) first = max(first, ~(u32)(lane + 32 * i));
+        }
+        const int winner = (int)~warp_max_u32(first);
+        float a = 0.f;
+        UNROLL for (int i = 0; i < kExpertsPerLane; ++i) {
+          if (winner == lane + 32 * i) {
+            a = logit[i];
+            key[i] = 0;
+          }
+        }
+        a = __shfl_sync(kAllLanes, a, winner & 31);
+        if (lane == c) {
+          id = winner;
+          mine = a;
+        }
+      }
+    }
+    float sum = 0.f;
+    for (int c = 0; c < r.choices; ++c) sum += __shfl_sync(kAllLanes, mine, c);
+    weight = masked ? 0.f : mine / sum * r.scale;
+    chosen = masked ? -1 : id;
+  }
+};
 
 // Experts of a step, each once, in the order of their first choice; and which choice of a token an expert is.
 struct Chosen {

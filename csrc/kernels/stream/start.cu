@@ -19,7 +19,7 @@ KERNEL(start, StartParams, 256, 1) {
       const int token = min(max(p.tokens[m], 0), p.vocabulary - 1);
       y[i] = bf16_to_float(((const u16*)((const char*)p.table + token * p.pitch))[d]);
     }
-    combine_tile(p.combine, tile, y, p.rows, dots + warp_id() * p.rows * kPartialColumns);
+    combine_tile(p.combine, tile, y, p.rows, dots + warp_id() * p.rows * kPartialColumns, nullptr);
   }
   __syncthreads();
   const int warps = min(8, tiles - (int)blockIdx.x * 8);

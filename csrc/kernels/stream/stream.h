@@ -6,7 +6,6 @@ namespace rewright {
 
 constexpr int kMostSegments = 8, kMostInputs = 3, kMostTokens = 8, kMostChoices = 8;
 constexpr int kMostPairs = kMostTokens * kMostChoices;
-constexpr int kStages = 8;            // blocks of weights that a warp has under way
 constexpr int kSlotBytes = 2048 + 128;  // one block: 2 KB of codes, and its scales
 constexpr int kTilesPerGroup = 4;     // of launches that form mixing logits
 constexpr int kPartialBlocks = 132, kPartialColumns = 32, kEpsColumn = 30;  // ir/carried.py
@@ -111,7 +110,7 @@ struct Combine {
   long long shared_pitch;
 };
 
-struct StreamParams {
+struct alignas(16) StreamParams {
   Segment segments[kMostSegments];
   Input inputs[kMostInputs];
   Routing routing;
@@ -122,9 +121,16 @@ struct StreamParams {
   int rows;                   // tokens of the step
   int jobs, expert_tiles;     // tiles of all plain segments; of one expert's matrices
   int warps_per_tile;
+  int fetches_fn;             // whether shared memory has room for the tiles' part of fn
   int side_by_side;           // a block's tiles are neighbours
   int streamers;              // blocks that stream; those behind them prepare what leaves the launch
-  int shared_ring, shared_sums, shared_dots, shared_scratch;  // offsets in shared memory, bytes
+  int shared_ring, shared_sums, shared_dots, shared_scratch, shared_fn;  // offsets in shared memory, bytes
+};
+
+// The parameters lie in the card's memory, from where a block reads them at once: one by one out of the
+// constant bank, each first touch would take as long.
+struct StreamLaunch {
+  const StreamParams* params;
 };
 
 }  // namespace rewright
