@@ -149,7 +149,7 @@ class Maker:
         return words.view(torch.uint8)[: type.nbytes].view(type.dtype.torch_dtype).view(type.storage_shape)
 
     def _scales(self, type: ValueType, matrix: ValueType) -> Tensor:
-        """Powers of two, two neighbouring ones, with which a row's product has about the size of its input."""
+        """Two neighbouring powers of two, with which a product has about the size of its input."""
         ideal = 1 / (_CODE_RMS[matrix.dtype] * math.sqrt(matrix.shape[-1]))
         lower = 127 + math.floor(math.log2(ideal))
         return self._bits(type, 0x01010101, lower * 0x01010101)
