@@ -113,7 +113,8 @@ def best(action: Any, *arguments: Any, repeat: int = 3) -> float:
 
 def rewrite_tiny(path: Path) -> None:
     """Every variant of a checkpoint, from trace to the last stage."""
-    rewrite_all(CompileOptions().open(path), CompileOptions())
+    options = CompileOptions(target="host")
+    rewrite_all(options.open(path, options.choose_target()), options)
 
 
 def measure(folder: Path) -> list[dict[str, Any]]:

@@ -78,7 +78,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         rewright.compile_model(
-            ROOT / "examples" / "tiny-v4", out, rewright.CompileOptions(max_context=1024, max_batch=4)
+            ROOT / "examples" / "tiny-v4",
+            out,
+            rewright.CompileOptions(max_context=1024, max_batch=4, target="host"),
         )
         measured = json.loads(command("bench", str(out), *BENCH, "--threads", str(threads)))
         held = memory(out)

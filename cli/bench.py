@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewright.cli import output
+from rewright.cli.execution import Threads, open_engine
 from rewright.ir.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def bench(
     repeats: Annotated[
         int, typer.Option("-r", "--repeats", help="Timed runs of each case, after one untimed.")
     ] = 5,
-    threads: Annotated[int | None, typer.Option(help="Threads; one for each core if not given.")] = None,
+    threads: Threads = None,
     peers: Annotated[
         bool,
         typer.Option("--peers", help="Measure the reference interpreter and torch bf16 eager as well."),
@@ -47,45 +48,56 @@ def bench(
 
       rewright bench out --peers --json
     """
-    from rewright.runtime import _native
-    from rewright.runtime.bench import cases, measure, read_bandwidth
-    from rewright.runtime.engine import Engine
+    from rewright.runtime.bench import cases, measure
     from rewright.runtime.load import Artifact
-    from rewright.runtime.threads import thread_count
 
     if not 1 <= repeats <= 1000:
         raise UsageError(f"{repeats} is not from 1 to 1000", where="-r")
     artifact = Artifact.open(out)
-    engine = Engine(artifact, threads=threads)
-    count = thread_count(threads)
+    engine = open_engine(artifact, threads=threads)
+    ours = artifact.manifest.target
     wanted = cases(engine, _numbers(prompt, "-p"), new, _numbers(batch, "-b"))
     measured: dict[str, list[Result]] = {}
     with output.ProgressBar() as bar:
         rivals = _peers(artifact, wanted) if peers else {}
         advance = bar.counter("measuring", len(wanted) * (1 + len(rivals)))
-        bandwidth = read_bandwidth(count)
-        for name, model, chosen in [("host", engine, wanted), *((n, e, c) for n, (e, c) in rivals.items())]:
+        where, text, bandwidth = _place(engine, threads)
+        for name, model, chosen in [(ours, engine, wanted), *((n, e, c) for n, (e, c) in rivals.items())]:
             measured[name] = []
             for case in chosen:
-                measured[name].append(measure(model, case, repeats if name == "host" else min(repeats, 3)))
+                measured[name].append(measure(model, case, repeats if name == ours else min(repeats, 3)))
                 advance(1)
     if json_output:
         record = {
-            "target": artifact.manifest.target,
+            "target": ours,
             "numerics": artifact.manifest.numerics,
-            "vector": _native.vector_name(),
-            "threads": count,
+            **where,
             "read_bytes_per_second": bandwidth,
             "results": {name: [r.to_json() for r in results] for name, results in measured.items()},
         }
         output.result(json.dumps(record, indent=1))
         return
     output.note(
-        f"target {artifact.manifest.target} ({_native.vector_name()}), {count} threads, {repeats} runs after "
-        f"one untimed; memory read at {bandwidth / 1e9:.1f} GB/s"
+        f"target {ours} ({text}), {repeats} runs after one untimed; memory read at {bandwidth / 1e9:.1f} GB/s"
     )
-    for line in _table(measured, bandwidth):
+    for line in _table(measured, ours, bandwidth):
         output.result(line)
+
+
+def _place(engine: Engine, threads: int | None) -> tuple[dict[str, str | int], str, float]:
+    """What executes the model, for records and for people, and the bytes a second that it reads."""
+    from rewright.runtime import _native
+    from rewright.runtime.bench import card_bandwidth, read_bandwidth
+    from rewright.runtime.device import DeviceModel
+    from rewright.runtime.threads import thread_count
+
+    count = thread_count(threads)
+    if not isinstance(engine.model, DeviceModel):
+        vector = _native.vector_name()
+        return {"vector": vector, "threads": count}, f"{vector}, {count} threads", read_bandwidth(count)
+    card = engine.model.card
+    bandwidth = read_bandwidth(1) if card.emulated else card_bandwidth(card.where)
+    return {"card": card.name}, card.name, bandwidth
 
 
 def _peers(artifact: Artifact, wanted: list[Case]) -> dict[str, tuple[Engine, list[Case]]]:
@@ -107,9 +119,10 @@ def _numbers(text: str, option: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _table(measured: dict[str, list[Result]], bandwidth: float) -> list[str]:
-    host = {r.case: r for r in measured["host"]}
-    width = max(len("torch bf16 eager"), *(len(case.name) for case in host))
+def _table(measured: dict[str, list[Result]], ours: str, bandwidth: float) -> list[str]:
+    """Peers of a card run on this CPU, whose memory was not measured: their share of it is left out."""
+    own = {r.case: r for r in measured[ours]}
+    width = max(len("torch bf16 eager"), *(len(case.name) for case in own))
     lines = [
         f"{'case':<{width}}  {'tok/s':>9}  {'spread':>6}  {'MB/token':>8}  {'of memory':>9}  {'against':>8}"
     ]
@@ -117,13 +130,13 @@ def _table(measured: dict[str, list[Result]], bandwidth: float) -> list[str]:
         if len(measured) > 1:
             lines.append(name)
         for r in results:
-            share = r.bytes_per_second / bandwidth
-            ratio = "" if name == "host" else f"{host[r.case].tokens_per_second / r.tokens_per_second:7.1f}x"
+            share = f"{r.bytes_per_second / bandwidth:.1%}" if ours in ("host", name) else ""
+            ratio = "" if name == ours else f"{own[r.case].tokens_per_second / r.tokens_per_second:7.1f}x"
             label = ("  " if len(measured) > 1 else "") + r.case.name
             lines.append(
                 f"{label:<{width}}  {r.tokens_per_second:>9,.1f}  {r.spread:>6.0%}  "
-                f"{r.bytes_per_token / 1e6:>8.2f}  {share:>9.1%}  {ratio:>8}".rstrip()
+                f"{r.bytes_per_token / 1e6:>8.2f}  {share:>9}  {ratio:>8}".rstrip()
             )
     if len(measured) > 1:
-        lines.append("against: how many times faster host is")
+        lines.append(f"against: how many times faster {ours} is")
     return lines

@@ -27,7 +27,9 @@ Checkpoint = Annotated[
 Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="Folder to create.")]
 MaxContext = Annotated[int, typer.Option(help="Longest sequence in tokens, prompt and completion.")]
 MaxBatch = Annotated[int, typer.Option(help="Sequences that can run at once.")]
-Chunk = Annotated[int, typer.Option(help="Tokens of a prefill chunk.")]
+Chunk = Annotated[
+    int | None, typer.Option(help="Tokens of a prefill chunk; if not given, 128 on host and 8 on sm80.")
+]
 Numerics = Annotated[
     str,
     typer.Option(
@@ -71,7 +73,7 @@ def compile_model(
     out: Out = None,
     max_context: MaxContext = 4096,
     max_batch: MaxBatch = 1,
-    chunk: Chunk = 128,
+    chunk: Chunk = None,
     numerics: Numerics = "faithful",
     fold_wo: FoldWo = "auto",
     passes: Passes = None,

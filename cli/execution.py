@@ -1,13 +1,33 @@
-"""Options of the commands that execute a model."""
+"""Options of the commands that execute a model, and the engine that they make."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from rewright.cli import output
+
+if TYPE_CHECKING:
+    from rewright.runtime.engine import Engine
+    from rewright.runtime.load import Artifact
 
 Reference = Annotated[
     bool,
     typer.Option("--reference", help="Execute with the interpreter over op references: slow, the oracle."),
 ]
-Threads = Annotated[int | None, typer.Option(help="Threads of the kernels; one for each core if not given.")]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads of the host's kernels; one for each core if not given.")
+]
+
+
+def open_engine(artifact: Artifact, *, reference: bool = False, threads: int | None = None) -> Engine:
+    """An engine for a compiled model; says so where a card is emulated, and how far loading onto one is."""
+    from rewright.runtime.card import EMULATE, emulating
+    from rewright.runtime.engine import Engine
+
+    if artifact.manifest.target == "sm80" and emulating() and not reference:
+        output.note(f"target sm80, emulated on this CPU ({EMULATE} is set): slow")
+    with output.ProgressBar() as bar:
+        loading = bar.counter("loading weights", artifact.weight_bytes)
+        return Engine(artifact, reference=reference, threads=threads, loading=loading)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewright.cli import output
-from rewright.cli.execution import Reference, Threads
+from rewright.cli.execution import Reference, Threads, open_engine
 from rewright.ir.errors import BadInput, UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ def generate(
 
       rewright generate out -p "In the beginning" --max-new-tokens 64 --seed 1
     """
-    from rewright.runtime.engine import Engine
     from rewright.runtime.generate import GenerateOptions
     from rewright.runtime.load import Artifact
     from rewright.runtime.sampling import SamplingOptions
@@ -94,7 +93,7 @@ def generate(
     options = GenerateOptions(sampling, max_new_tokens, stop)
     # A prompt that cannot be used is refused before the model is mapped.
     prompts = [artifact.tokenizer().encode(text) for text in texts]
-    engine = Engine(artifact, reference=reference, threads=threads)
+    engine = open_engine(artifact, reference=reference, threads=threads)
     _run(engine, prompts, options, None if prompt else thinking, json_output)
 
 

@@ -61,15 +61,18 @@ def show(symbol: Annotated[str, typer.Argument(metavar="SYMBOL", help="Symbol of
         fix = f"perhaps {', '.join(near[:6])}" if near else "rewright kernels list has all of them"
         raise UsageError(f"there is no kernel {symbol}", fix=fix)
     target, kernel = found[0]
-    here = symbol in _native.kernels()
     output.result(f"{symbol}: kernel of target {target.name}")
     output.result(f"signature  {kernel.signature}")
     output.result(f"launches   {', '.join(kernel.symbols)}")
     output.result("covers     " + _pattern(kernel))
     if target.name == "host":
+        here = symbol in _native.kernels()
         output.result(f"installed  {'yes, ' + _native.vector_name() if here else 'no'}")
     else:
-        output.result("installed  no: this version has its plan only")
+        from rewright.runtime.card import kernel_files
+
+        here = symbol in _native.device_kernels() and kernel_files()
+        output.result(f"installed  {'yes' if here else 'no: this build has no machine code of it'}")
     for op in dict.fromkeys(op for slot in kernel.covers for op in slot.ops):
         output.result(f"op         {op}: {_summary(op)}")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewright.cli import output
-from rewright.cli.execution import Reference, Threads
+from rewright.cli.execution import Reference, Threads, open_engine
 from rewright.ir.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -40,14 +40,13 @@ def score(
 
       rewright score out --ids examples/tiny-v4/golden-cases.json --logits mine.safetensors
     """
-    from rewright.runtime.engine import Engine
     from rewright.runtime.load import Artifact
 
     if (text is None) == (ids is None):
         raise UsageError("give either --text or --ids", where="score")
     if (ids is None) != (logits is None):
         raise UsageError("--ids and --logits go together", where="score")
-    engine = Engine(Artifact.open(out), reference=reference, threads=threads)
+    engine = open_engine(Artifact.open(out), reference=reference, threads=threads)
     if text is not None:
         _score_text(engine, text, json_output)
     elif ids is not None and logits is not None:

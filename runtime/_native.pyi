@@ -120,7 +120,5 @@ class DeviceSampler:
     def run(self, stream: int) -> None:
         """Launch it on a stream; nothing is waited for."""
 
-def sample_row(
-    temperature: float, top_p: float, seed: int, draw: int, left: int, stop: list[int]
-) -> bytes:
+def sample_row(temperature: float, top_p: float, seed: int, draw: int, left: int, stop: list[int]) -> bytes:
     """A row of a `DeviceSampler` that is about to make draw `draw` of its request, and may make `left`."""

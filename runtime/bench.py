@@ -13,11 +13,14 @@ import torch
 from rewright.ir.errors import UsageError
 from rewright.ir.traffic import traffic
 from rewright.ir.variant import Variant
+from rewright.runtime.decode_loop import Start
 from rewright.runtime.engine import Engine
 from rewright.runtime.model import choose_variant
+from rewright.runtime.sampling import SamplingOptions
 
 SEED = 0
 _STREAM_BYTES = 256 << 20
+_CARD_STREAM_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +118,14 @@ def cases(engine: Engine, prompts: Sequence[int], new: int, batches: Sequence[in
 
 def measure(engine: Engine, case: Case, repeats: int) -> Result:
     """Run a case once without the clock, then `repeats` times with it."""
-    run = _decode if case.new else _prefill
-    run(engine, case)
-    return Result(case, tuple(run(engine, case) for _ in range(repeats)), _bytes_per_token(engine, case))
+    measure_seconds(engine, case)
+    seconds = tuple(measure_seconds(engine, case) for _ in range(repeats))
+    return Result(case, seconds, _bytes_per_token(engine, case))
+
+
+def measure_seconds(engine: Engine, case: Case) -> float:
+    """Run a case once and say how long it took."""
+    return _decode(engine, case) if case.new else _prefill(engine, case)
 
 
 def _ids(engine: Engine, case: Case) -> list[list[int]]:
@@ -140,10 +148,20 @@ def _decode(engine: Engine, case: Case) -> float:
     for slot, ids in enumerate(_ids(engine, case)):
         engine.reset(slot)
         tokens[slot] = int(engine.prefill(slot, ids).argmax())
+    if engine.can_loop():
+        return _decode_ahead(engine, case, tokens)
     begin = time.perf_counter()
     for _ in range(case.new):
         logits = engine.decode(tokens)
         tokens = {slot: int(row.argmax()) for slot, row in logits.items()}
+    return time.perf_counter() - begin
+
+
+def _decode_ahead(engine: Engine, case: Case, tokens: dict[int, int]) -> float:
+    greedy = SamplingOptions(temperature=0)
+    begin = time.perf_counter()
+    for _ in engine.decode_loop([Start(t, case.prompt, s, case.new, greedy) for s, t in tokens.items()]):
+        pass
     return time.perf_counter() - begin
 
 
@@ -168,6 +186,21 @@ def _steps(engine: Engine, case: Case) -> Iterator[tuple[Variant, int, float]]:
         context = min(end, case.prompt)
         variant = choose_variant(variants, 1, min(chunk, context - end + chunk), context, False)
         yield variant, context, 1.0
+
+
+def card_bandwidth(where: torch.device, advance: Callable[[], None] = lambda: None) -> float:
+    """Bytes per second that a card reads from its memory: the best of several sums over 1 GiB."""
+    block = torch.ones(_CARD_STREAM_BYTES // 8, dtype=torch.int64, device=where)
+    best = float("inf")
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        block.sum()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) / 1e3)
+        advance()
+    return _CARD_STREAM_BYTES / best
 
 
 def read_bandwidth(threads: int, advance: Callable[[], None] = lambda: None) -> float:

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 from rewright.ir.errors import BadInput, CompilerBug
+from rewright.runtime import _native
+from rewright.runtime.card import open_card
+from rewright.runtime.decode_loop import DecodeLoop, Start
+from rewright.runtime.device import DeviceModel
 from rewright.runtime.host import HostModel
 from rewright.runtime.load import Artifact
 from rewright.runtime.model import Model, Row
@@ -27,19 +31,24 @@ class Engine:
         reference: bool = False,
         threads: int | None = None,
         model: Model | None = None,
+        loading: Callable[[int], None] | None = None,
     ):
         """
         Args:
             artifact: the compiled model.
             reference: execute it with the interpreter over op references instead of kernels.
-            threads: of the kernels; by default one for each core that this process may use.
+            threads: of the host's kernels; by default one for each core that this process may use.
             model: what executes it, in place of both.
+            loading: told the bytes of each weight that is copied to a card.
+
+        Raises:
+            MachineError: this machine has no card for the model, or too little memory.
         """
         self.artifact = artifact
         self.limits = artifact.manifest.limits
         self.vocab_size: int = artifact.manifest.model["vocab_size"]
         if model is None:
-            model = ReferenceModel(artifact) if reference else HostModel(artifact, threads=threads)
+            model = _model(artifact, reference, threads, loading)
         self.model = model
         self._length = [0] * self.limits.max_batch
 
@@ -54,7 +63,7 @@ class Engine:
     def prefill(
         self, slot: int, ids: Sequence[int], *, progress: Callable[[int], None] | None = None
     ) -> Tensor:
-        """Append tokens in chunks; returns f32[V], the logits after the last one."""
+        """Append tokens in chunks; returns f32[V] on the CPU, the logits after the last one."""
         self.check(ids, self._length[slot])
         logits = None
         for chunk in self._chunks(ids):
@@ -64,17 +73,42 @@ class Engine:
                 progress(len(chunk))
         if logits is None:
             raise CompilerBug("prefill without tokens")
-        return logits
+        return logits.cpu()
 
     def decode(self, tokens: Mapping[int, int]) -> dict[int, Tensor]:
-        """Append one token to each of several slots; returns f32[V] by slot."""
+        """Append one token to each of several slots; returns f32[V] on the CPU by slot."""
         for slot, token in tokens.items():
             self.check([token], self._length[slot])
         rows = [Row((token,), self._length[slot], slot) for slot, token in tokens.items()]
-        logits = self.model.step(rows)
+        logits = self.model.step(rows).cpu()
         for slot in tokens:
             self._length[slot] += 1
         return dict(zip(tokens, logits, strict=True))
+
+    def can_loop(self, stop: frozenset[int] = frozenset()) -> bool:
+        """Whether the model decodes by itself, `stop` ending a sequence."""
+        return isinstance(self.model, DeviceModel) and len(stop) <= _native.MOST_STOPS
+
+    def decode_loop(self, starts: Sequence[Start], stop: frozenset[int] = frozenset()) -> DecodeLoop:
+        """Decode and sample without the host in between; only where `can_loop`.
+
+        Args:
+            starts: sequences, each at the length of its slot.
+            stop: tokens that end a sequence.
+
+        Raises:
+            BadInput: a token outside the vocabulary, or more tokens than the compiled context.
+        """
+        if not isinstance(self.model, DeviceModel):
+            raise CompilerBug("a decode loop on a model that has none")
+        for start in starts:
+            self.check([start.token], start.pos + start.most - 1)
+            if start.pos != self._length[start.slot]:
+                raise CompilerBug(f"a decode loop begins at {start.pos} in slot {start.slot}")
+        return self.model.decode_loop(starts, stop, self._advance)
+
+    def _advance(self, slot: int) -> None:
+        self._length[slot] += 1
 
     def score(self, slot: int, ids: Sequence[int]) -> Tensor:
         """Negative log-likelihood of each token given those before it: f32[len(ids) - 1], natural log.
@@ -88,7 +122,7 @@ class Engine:
             start = self._length[slot]
             logits = self.model.step([Row(chunk, start, slot)], all_positions=True)[0]
             target = torch.tensor(ids[start + 1 : start + 1 + len(chunk)])
-            parts.append(torch.nn.functional.cross_entropy(logits, target, reduction="none"))
+            parts.append(torch.nn.functional.cross_entropy(logits.cpu(), target, reduction="none"))
             self._length[slot] += len(chunk)
         return torch.cat(parts) if parts else torch.empty(0)
 
@@ -110,3 +144,13 @@ class Engine:
                 where=where,
                 fix="shorten it, or compile with a larger --max-context",
             )
+
+
+def _model(
+    artifact: Artifact, reference: bool, threads: int | None, loading: Callable[[int], None] | None
+) -> Model:
+    if reference:
+        return ReferenceModel(artifact)
+    if artifact.manifest.target == "sm80":
+        return DeviceModel(artifact, open_card(), loading=loading)
+    return HostModel(artifact, threads=threads)

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from rewright.ir.errors import BadInput
+from rewright.runtime.decode_loop import Start
 from rewright.runtime.engine import Engine
 from rewright.runtime.sampling import Sampler, SamplingOptions
 
@@ -54,7 +55,8 @@ class _Sequence:
 def generate(engine: Engine, prompts: Sequence[Sequence[int]], options: GenerateOptions) -> Iterator[Token]:
     """Complete every prompt; events of one request come in order, requests interleave.
 
-    A prompt waits for a free slot, is prefilled alone in chunks, then decodes with all others.
+    A prompt waits for a free slot, is prefilled alone in chunks, then decodes with all others. Where the
+    model decodes by itself (`Engine.can_loop`) all but the first token of each are drawn there.
 
     Raises:
         BadInput: an empty prompt, or one that does not fit the compiled context.
@@ -73,6 +75,9 @@ def generate(engine: Engine, prompts: Sequence[Sequence[int]], options: Generate
             engine.reset(sequence.slot)
             yield from _advance(engine, sequence, engine.prefill(sequence.slot, ids), options, active, free)
         if not active:
+            continue
+        if engine.can_loop(options.stop):
+            yield from _run_ahead(engine, options, active, free, more=bool(waiting))
             continue
         stepping = list(active)
         logits = engine.decode({s.slot: s.pending for s in stepping})
@@ -96,14 +101,7 @@ def _advance(
         finish = "length"
     else:
         token = sequence.sampler.choose(logits)
-        sequence.produced += 1
-        if token in options.stop:
-            token, finish = None, "eos"
-        elif (
-            options.max_new_tokens == sequence.produced
-            or engine.length(sequence.slot) == engine.limits.max_context
-        ):
-            finish = "length"
+        token, finish = _produced(engine, sequence, token, options)
     yield Token(sequence.request, token, finish)
     if finish is None:
         assert token is not None
@@ -111,3 +109,49 @@ def _advance(
         active.append(sequence)
     else:
         free.append(sequence.slot)
+
+
+def _produced(
+    engine: Engine, sequence: _Sequence, token: int, options: GenerateOptions
+) -> tuple[int | None, Finish | None]:
+    """Count a token; what is shown of it, and whether it is the last."""
+    sequence.produced += 1
+    if token in options.stop:
+        return None, "eos"
+    full = engine.length(sequence.slot) == engine.limits.max_context
+    return token, "length" if full or options.max_new_tokens == sequence.produced else None
+
+
+def _run_ahead(
+    engine: Engine, options: GenerateOptions, active: list[_Sequence], free: list[int], *, more: bool
+) -> Iterator[Token]:
+    """Decode all of `active` where the model is, until they are over, or with `more` until one is."""
+    running = {sequence.slot: sequence for sequence in active}
+    active.clear()
+    loop = engine.decode_loop([_start(engine, s, options) for s in running.values()], options.stop)
+    try:
+        for drawn in loop:
+            for slot, drawn_token in drawn.items():
+                sequence = running[slot]
+                sequence.sampler.count()
+                token, finish = _produced(engine, sequence, drawn_token, options)
+                if finish is None:
+                    sequence.pending = drawn_token
+                else:
+                    del running[slot]
+                    free.append(slot)
+                    if more:
+                        loop.end()
+                yield Token(sequence.request, token, finish)
+    finally:
+        loop.close()
+    active.extend(running.values())
+
+
+def _start(engine: Engine, sequence: _Sequence, options: GenerateOptions) -> Start:
+    length = engine.length(sequence.slot)
+    most = engine.limits.max_context - length
+    if options.max_new_tokens is not None:
+        most = min(most, options.max_new_tokens - sequence.produced)
+    sampler = sequence.sampler
+    return Start(sequence.pending, length, sequence.slot, most, sampler.options, sampler.draws)

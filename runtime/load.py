@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,11 @@ from rewright.runtime import _native
 from rewright.runtime.chat import ChatEncoder
 from rewright.runtime.tokenizer import Tokenizer
 
-TARGET = "host"
-"""What this version can execute: the kernels of this processor, and the interpreter in their place."""
+KERNELS: dict[str, Callable[[], dict[str, str]]] = {
+    "host": _native.kernels,
+    "sm80": _native.device_kernels,
+}
+"""Signatures of the installed kernels by symbol, for each target that this version can execute."""
 
 _AGAIN = "compile the model again"
 
@@ -54,7 +57,8 @@ class Artifact:
     def open(cls, folder: Path) -> Artifact:
         """Read the manifest and check that every file is there and unchanged.
 
-        Small files are hashed; of weight shards the size is checked.
+        Small files are hashed; of weight shards the size is checked. Whether this machine can execute the
+        target is asked when that is wanted: graphs and `--reference` need no card.
 
         Raises:
             BadInput: not an artifact, or of another format.
@@ -71,13 +75,13 @@ class Artifact:
             manifest = parse_manifest(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as e:
             raise BadInput(f"cannot be read ({e})", where=str(path), fix=_AGAIN) from e
-        if manifest.target != TARGET:
+        if manifest.target not in KERNELS:
             raise BadInput(
-                f"compiled for the target {manifest.target!r}; this Rewright runs {TARGET!r}",
+                f"compiled for the target {manifest.target!r}; this Rewright runs {' and '.join(KERNELS)}",
                 where=str(path),
                 fix=_AGAIN,
             )
-        if manifest.abi != kernel_abi(_native.kernels()):
+        if manifest.abi != kernel_abi(KERNELS[manifest.target]()):
             raise BadInput(
                 "compiled for the kernels of another version of Rewright", where=str(path), fix=_AGAIN
             )
@@ -110,16 +114,29 @@ class Artifact:
     def weights(self) -> dict[str, Tensor]:
         """Every weight and constant by name as stored, mapped from the shards: one with a layout has its
         shape but not its order. `BadInput` if one is not there."""
-        weights: dict[str, Tensor] = {}
-        for shard in sorted(set(self.manifest.tensors.values())):
+        return dict(self.each_weight())
+
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
+        """The same one after the other, shard by shard: only what the caller keeps stays mapped."""
+        found: set[str] = set()
+        for shard in self._shards():
             try:
                 with safe_open(self.folder / shard, framework="pt") as file:
-                    weights |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                    for name in file.keys():  # noqa: SIM118
+                        found.add(name)
+                        yield name, file.get_tensor(name)
             except (OSError, SafetensorError) as e:
                 raise BadInput(f"cannot be read ({e})", where=str(self.folder / shard), fix=_AGAIN) from e
-        if missing := sorted(self.manifest.tensors.keys() - weights.keys()):
+        if missing := sorted(self.manifest.tensors.keys() - found):
             raise ProblemList("weights are in no shard", missing, where=str(self.folder), fix=_AGAIN)
-        return weights
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(self.manifest.files[shard].bytes for shard in self._shards())
+
+    def _shards(self) -> list[str]:
+        return sorted(set(self.manifest.tensors.values()))
 
     def weights_by_row(self) -> dict[str, Tensor]:
         """The same in row order, as graphs mean them; what had another layout is a copy."""

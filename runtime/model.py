@@ -21,7 +21,10 @@ class Row:
 
 
 class Model(Protocol):
-    """All variants over one set of weights and one state."""
+    """All variants over one set of weights and one state.
+
+    One that can also decode without the host has `decode_loop` (`runtime/device.py`).
+    """
 
     def step(self, rows: Sequence[Row], *, all_positions: bool = False) -> Tensor:
         """Run one step and update the state.
@@ -31,7 +34,8 @@ class Model(Protocol):
             all_positions: logits of every token instead of the last.
 
         Returns:
-            f32[len(rows), V], or f32[len(rows), tokens, V] with all_positions.
+            f32[len(rows), V], or f32[len(rows), tokens, V] with all_positions; where the model runs, which
+            may be a card that is not done yet.
         """
         ...
 

@@ -43,6 +43,19 @@ class Sampler:
         self._options = options
         self._draws = 0
 
+    @property
+    def draws(self) -> int:
+        """Tokens drawn so far."""
+        return self._draws
+
+    @property
+    def options(self) -> SamplingOptions:
+        return self._options
+
+    def count(self) -> None:
+        """Count a draw that was made elsewhere."""
+        self._draws += 1
+
     def choose(self, logits: Tensor) -> int:
         """The next token id from f32[V] logits; equal logits give the lower id.
 
@@ -55,4 +68,15 @@ class Sampler:
         try:
             return _native.sample(values.data_ptr(), values.numel(), o.temperature, o.top_p, o.seed, draw)
         except _native.PlanError as e:
-            raise MachineError(str(e), where="sampling", fix=_BROKEN) from e
+            raise _broken(str(e)) from e
+
+
+def bad_logits(code: int) -> MachineError:
+    """What is wrong with logits that the card gave this code in place of a token."""
+    if code == _native.NONE_FINITE:
+        return _broken("no logit is finite")
+    return _broken(f"the logit of token {_native.NAN_FIRST - code} is NaN")
+
+
+def _broken(what: str) -> MachineError:
+    return MachineError(what, where="sampling", fix=_BROKEN)

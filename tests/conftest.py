@@ -61,7 +61,7 @@ def compiled_tiny(tiny_v4: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     from rewright.compiler import CompileOptions, compile_model
 
     out = tmp_path_factory.mktemp("compiled") / "tiny-v4"
-    compile_model(tiny_v4, out, CompileOptions(max_context=1024, max_batch=4))
+    compile_model(tiny_v4, out, CompileOptions(max_context=1024, max_batch=4, target="host"))
     return out
 
 

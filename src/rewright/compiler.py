@@ -13,13 +13,13 @@ from rewright.codegen.derive import WithDerived
 from rewright.codegen.pack import PackedWeights, layouts_of
 from rewright.codegen.plan import make_plan
 from rewright.codegen.shards import write_shards
-from rewright.codegen.targets import EXECUTABLE, Target, choose_target
+from rewright.codegen.targets import Target
 from rewright.dump_folder import DumpFolder
 from rewright.frontend.chat_constants import CHAT_CONSTANTS_NAME, read_chat_constants
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.derived import DerivedWeight
-from rewright.ir.errors import BadInput, MachineError, UsageError
+from rewright.ir.errors import BadInput, UsageError
 from rewright.ir.graph import Graph
 from rewright.ir.manifest import (
     CHAT_NAME,
@@ -43,6 +43,7 @@ from rewright.passes.report import Report
 from rewright.rewriting import REPRODUCER, rewrite
 from rewright.runtime.memory import require_memory
 from rewright.runtime.tokenizer import Tokenizer
+from rewright.target_choice import choose_target
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and the total."""
@@ -56,7 +57,7 @@ class CompileOptions:
         numerics: which roundings of the released model are kept.
         max_context: longest sequence in tokens.
         max_batch: sequences that can run at once.
-        chunk: tokens of a prefill chunk.
+        chunk: tokens of a prefill chunk; None takes what the target's kernels are made for.
         fold_wo: whether wo_a and wo_b become one matrix; `auto` decides by bytes and numerics.
         passes: which passes run, up to which stage, and whether each rewrite is verified.
         target: set of kernels, a name of `codegen.targets.TARGETS`; "auto" takes what this machine runs.
@@ -65,19 +66,27 @@ class CompileOptions:
     numerics: Numerics = Numerics.FAITHFUL
     max_context: int = 4096
     max_batch: int = 1
-    chunk: int = 128
+    chunk: int | None = None
     fold_wo: FoldWo = "auto"
     passes: PassOptions = field(default_factory=PassOptions)
     target: str = "auto"
 
-    def open(self, path: Path) -> ModelSource:
-        """A checkpoint folder or a config.json, opened with these options."""
+    def choose_target(self) -> Target:
+        """The set of kernels; `UsageError` for an unknown one."""
+        return choose_target(self.target, self.numerics)
+
+    def open(self, path: Path, target: Target) -> ModelSource:
+        """A checkpoint folder or a config.json, opened with these options.
+
+        Raises:
+            UsageError: limits that the model or the target's kernels do not have.
+        """
         return ModelSource.open(
             path,
             self.numerics,
             max_context=self.max_context,
             max_batch=self.max_batch,
-            chunk=self.chunk,
+            chunk=target.chunk(self.chunk, self.max_batch),
         )
 
 
@@ -138,13 +147,7 @@ def compile_model(
         UserError: with the exit code that docs/errors.md gives for its kind.
     """
     options = options or CompileOptions()
-    target = choose_target(options.target)
-    if target.name not in EXECUTABLE:
-        raise MachineError(
-            f"this version has plans of target {target.name}, but no kernels that run",
-            where="--target",
-            fix=f"compile for {' or '.join(EXECUTABLE)}, or look at the plan with --dry-run",
-        )
+    target = options.choose_target()
     checkpoint, out = Path(checkpoint), Path(out)
     check_replaceable(out, force=force)
     if dump_dir is not None and dump_dir.resolve().is_relative_to(out.resolve()):
@@ -152,7 +155,7 @@ def compile_model(
     if not checkpoint.is_dir():
         raise BadInput("no such folder", where=str(checkpoint), fix="name a checkpoint folder")
     clock = Stopwatch()
-    source = options.open(checkpoint)
+    source = options.open(checkpoint, target)
     notes = list(source.notes)
     clock.lap("open")
     failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")
@@ -162,7 +165,8 @@ def compile_model(
     layouts = layouts_of(plans)
     memory = Memory(max(p.arena_bytes for p in plans), max(p.state_bytes for p in plans))
     clock.lap("plans")
-    require_memory(memory.arena_bytes + memory.state_bytes, "state and activations of the compiled model")
+    if target.name == "host":  # what runs on a card may be compiled on a smaller machine
+        require_memory(memory.arena_bytes + memory.state_bytes, "state and activations of the compiled model")
     total = sum(t.nbytes for t in model.weights.values())
     with new_artifact(out, force=force, needed_bytes=total) as folder:
         done = 0

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rewright.codegen.plan import make_plan
-from rewright.codegen.targets import choose_target
 from rewright.frontend.numerics import parse_numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.errors import BadInput, UsageError
@@ -20,6 +19,7 @@ from rewright.passes.manager import PassOptions
 from rewright.passes.pipelines import LAST_STAGE, REACHABLE
 from rewright.rewriting import rewrite
 from rewright.runtime.load import Artifact
+from rewright.target_choice import choose_target
 
 KINDS = ("decode", "chunk", "score")
 _COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "fold-wo", "passes", "no-pass")
@@ -96,7 +96,10 @@ def load_plan(spec: GraphSpec) -> tuple[Plan, list[str]]:
         _from_artifact(on, None)  # refuses what cannot change
         variant = _choose(list(artifact.manifest.variants), on)
         return parse_plan(artifact.plan_text(variant)), []
-    target = choose_target(spec.options.get("target", "auto"))
+    numerics = parse_numerics(spec.options.get("numerics", "faithful"))
+    target = choose_target(spec.options.get("target", "auto"), numerics)
+    chunk = _number(spec, "chunk", target.default_chunk)
+    on = on.with_options(chunk=target.chunk(chunk, _number(spec, "max-batch", 1)))
     graphs, notes = _load(replace(on, stage=LAST_STAGE), (LAST_STAGE,))
     (graph,) = graphs.values()
     variant = Variant(*(graph.attrs[key] for key in ("tokens", "batch", "capacity", "all_positions")))

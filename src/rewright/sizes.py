@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewright.codegen.targets import choose_target
 from rewright.compiler import CompileOptions, Progress, plan_all, rewrite_all
 from rewright.ir.graph import kind_of
 from rewright.ir.traffic import traffic
@@ -59,8 +58,8 @@ def measure(
 
     Only the configuration and tensor headers are read, no model is written.
     """
-    source = options.open(path)
-    target = choose_target(options.target)
+    target = options.choose_target()
+    source = options.open(path, target)
     model = rewrite_all(source, options, progress=progress)
     plans = {plan.variant: plan for plan in plan_all(model.graphs, target, progress)}
     weights: dict[str, int] = {}

@@ -32,7 +32,7 @@ from rewright.ir.manifest import MANIFEST_NAME, parse_manifest
 from rewright.ir.types import DType, ValueType, type_of
 from rewright.runtime.load import Artifact
 
-OPTIONS = CompileOptions(max_context=128)
+OPTIONS = CompileOptions(max_context=128, target="host")
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def tools(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unfused(tiny_v4: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tiny-v4 without passes: it runs on other kernels."""
     out = tmp_path_factory.mktemp("unfused") / "out"
-    options = CompileOptions(max_context=1024, max_batch=4, passes=PassOptions(to="traced"))
+    options = CompileOptions(max_context=1024, max_batch=4, target="host", passes=PassOptions(to="traced"))
     compile_model(tiny_v4, out, options)
     return out
 

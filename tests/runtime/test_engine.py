@@ -58,7 +58,7 @@ def alone(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 def exact(tiny_v4: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """The model without roundings: nothing depends on how a prompt is split."""
     out = tmp_path_factory.mktemp("exact") / "out"
-    compile_model(tiny_v4, out, CompileOptions(Numerics.FP32, max_context=1024, max_batch=2))
+    compile_model(tiny_v4, out, CompileOptions(Numerics.FP32, max_context=1024, max_batch=2, target="host"))
     return rewright.load(out)
 
 
@@ -173,7 +173,7 @@ def test_a_prompt_beyond_the_compiled_context_is_refused(engine: Engine) -> None
 def small(tiny_v4: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """A model for 128 tokens, so that its end is near."""
     out = tmp_path_factory.mktemp("small") / "out"
-    compile_model(tiny_v4, out, CompileOptions(max_context=128, chunk=32))
+    compile_model(tiny_v4, out, CompileOptions(max_context=128, chunk=32, target="host"))
     return rewright.load(out)
 
 

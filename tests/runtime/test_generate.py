@@ -28,6 +28,8 @@ class CountingEngine:
     lengths: dict[int, int] = field(default_factory=dict)
 
     check = Engine.check
+    can_loop = Engine.can_loop
+    model = None
     vocab_size = VOCABULARY
 
     def length(self, slot: int) -> int:

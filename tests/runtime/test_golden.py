@@ -45,7 +45,7 @@ def cases(tiny_v4: Path) -> dict[str, dict]:
 def one_chunk(tiny_v4: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """On the interpreter: tests put another reference in place of an op's."""
     out = tmp_path_factory.mktemp("golden") / "out"
-    compile_model(tiny_v4, out, CompileOptions(max_context=1024, chunk=CHUNK))
+    compile_model(tiny_v4, out, CompileOptions(max_context=1024, chunk=CHUNK, target="host"))
     return Engine(Artifact.open(out), reference=True)
 
 

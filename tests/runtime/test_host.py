@@ -158,7 +158,7 @@ def compiled(
                 folder = tmp_path_factory.mktemp(name) / "checkpoint"
                 folders[name] = make_checkpoint(folder, CONFIGS[name], **STORAGE[name])
             out = tmp_path_factory.mktemp("compiled") / name
-            options = CompileOptions(Numerics(numerics), max_context=384, chunk=chunk)
+            options = CompileOptions(Numerics(numerics), max_context=384, chunk=chunk, target="host")
             compile_model(folders[name], out, replace(options, passes=passes) if passes else options)
             found[key] = out
         return found[key]

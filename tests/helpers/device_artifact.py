@@ -1,0 +1,86 @@
+"""A compiled model of one launch for target sm80: its logits are a stored vector, whatever it is fed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rewright.ir.manifest import FileEntry, Manifest, Memory
+from rewright.ir.plan import ALIGN, Launch, Place, Plan, plan_path
+from rewright.ir.types import DType, ValueType
+from rewright.ir.variant import Limits, Variant
+from rewright.runtime.load import Artifact
+
+SHARD = "weights.safetensors"
+LIMITS = Limits(max_context=256, max_batch=3, chunk=8)
+CAPACITIES = (128, 256)
+
+
+def constant_artifact(
+    folder: Path, vocabulary: int = 96, *, seed: int = 0, state_bytes: int = 1024
+) -> Artifact:
+    """An artifact in `folder` whose every step gives logits of a row of their own for each place in the
+    batch (the last of them with NaN at token 5 if seed is negative), normed by an `rms_norm` of weight 3."""
+    generator = torch.Generator().manual_seed(abs(seed))
+    rows = torch.randn(LIMITS.max_batch * LIMITS.chunk, vocabulary, generator=generator)
+    if seed < 0:
+        rows[:, 5] = torch.nan
+    weights = {"rows": rows, "norm.weight": torch.full((vocabulary,), 3.0)}
+    save_file({**weights, **{f"rows{n}": rows[:n].clone() for n in range(1, len(rows))}}, folder / SHARD)
+    variants = [Variant(1, b, c) for b in (1, 2, 3) for c in CAPACITIES]
+    variants += [Variant(LIMITS.chunk, 1, c, all_) for c in CAPACITIES for all_ in (False, True)]
+    for variant in variants:
+        text = _plan(variant, vocabulary, len(rows), state_bytes).to_text()
+        (folder / plan_path(variant.name)).write_text(text)
+    names = ["rows", "norm.weight", *(f"rows{n}" for n in range(1, len(rows)))]
+    manifest = Manifest(
+        model={"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 1},
+        fingerprint="",
+        target="sm80",
+        abi="",
+        numerics="faithful",
+        passes=(),
+        fold_wo=False,
+        stages=("layout",),
+        memory=Memory(ALIGN + rows.nbytes, state_bytes),
+        limits=LIMITS,
+        variants={v: f"graphs/layout/{v.name}.txt" for v in variants},
+        tensors=dict.fromkeys(names, SHARD),
+        layouts={},
+        files={SHARD: FileEntry((folder / SHARD).stat().st_size, "")},
+    )
+    return Artifact(folder, manifest)
+
+
+def expected_logits(artifact: Artifact) -> Tensor:
+    """f32[rows, V]: row i is what place i of a batch, or of a scored chunk, gets."""
+    rows = artifact.weights()["rows"]
+    return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + 1e-6) * 3
+
+
+def _plan(variant: Variant, vocabulary: int, most: int, state_bytes: int) -> Plan:
+    count = variant.batch * (variant.tokens if variant.all_positions else 1)
+    type = ValueType(DType.F32, (1, count, vocabulary))
+    vectors = ("pos", "n_valid", "slot")
+    name = f"rows{count}" if count < most else "rows"
+    return Plan(
+        target="sm80",
+        abi="",
+        variant=variant,
+        arena_bytes=ALIGN + type.nbytes,
+        state_bytes=state_bytes,
+        values={
+            "tokens": Place(ValueType(DType.I32, (variant.batch, variant.tokens)), "input"),
+            **{v: Place(ValueType(DType.I32, (variant.batch,)), "input") for v in vectors},
+            name: Place(type, "weight"),
+            "norm.weight": Place(ValueType(DType.F32, (vocabulary,)), "weight"),
+            "logits": Place(type, "arena", ALIGN),
+        },
+        launches=(
+            Launch("sm80.rms_norm", "norm", ("norm",), (name, "norm.weight"), ("logits",), {"eps": 1e-6}),
+        ),
+        results={"logits": "logits"},
+    )

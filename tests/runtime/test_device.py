@@ -1,0 +1,209 @@
+"""The device model, on the emulation and on a card: steps, decode loops, generation, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from device_artifact import CAPACITIES, LIMITS, constant_artifact, expected_logits
+
+from rewright.ir.errors import BadInput, MachineError
+from rewright.ir.plan import plan_path
+from rewright.runtime import _native, card
+from rewright.runtime.bench import Case, measure_seconds
+from rewright.runtime.card import Card, open_card
+from rewright.runtime.decode_loop import Start
+from rewright.runtime.device import DeviceModel
+from rewright.runtime.engine import Engine
+from rewright.runtime.generate import GenerateOptions, Token, generate
+from rewright.runtime.load import Artifact
+from rewright.runtime.model import Row
+from rewright.runtime.sampling import Sampler, SamplingOptions
+
+PLACES = [pytest.param(True, id="emulated"), pytest.param(False, id="card", marks=pytest.mark.gpu)]
+GREEDY = SamplingOptions(temperature=0)
+WARM = SamplingOptions(temperature=1.5, top_p=0.8, seed=11)
+
+
+@pytest.fixture(params=PLACES)
+def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Card:
+    if request.param:
+        monkeypatch.setenv(card.EMULATE, "1")
+    return open_card()
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Artifact:
+    return constant_artifact(tmp_path)
+
+
+@pytest.fixture
+def engine(artifact: Artifact, opened: Card) -> Engine:
+    return Engine(artifact, model=DeviceModel(artifact, opened))
+
+
+class WithoutLoop:
+    """The same model with no loop of its own: the host draws every token."""
+
+    def __init__(self, model: DeviceModel):
+        self.step = model.step
+
+
+def test_a_step_gives_the_logits_of_its_variant(artifact: Artifact, opened: Card) -> None:
+    model, expected = DeviceModel(artifact, opened), expected_logits(artifact)
+    for rows in ([Row((1,), 0, 0)], [Row((1,), 200, 2)], [Row((i,), i, i) for i in range(3)]):
+        torch.testing.assert_close(model.step(rows).cpu(), expected[: len(rows)])
+    chunk = Row((1, 2, 3), 0, 0)
+    torch.testing.assert_close(model.step([chunk, chunk]).cpu(), expected[[0, 0]])
+    torch.testing.assert_close(model.step([chunk], all_positions=True).cpu(), expected[None, :3])
+
+
+def test_the_memory_is_what_the_manifest_says(artifact: Artifact, opened: Card) -> None:
+    loaded: list[int] = []
+    model = DeviceModel(artifact, opened, loading=loaded.append)
+    assert sum(loaded) == model.weight_bytes <= artifact.weight_bytes
+    assert model.state.nbytes == model.state_bytes == artifact.manifest.memory.state_bytes
+
+
+def test_scores_are_those_of_the_logits(engine: Engine, artifact: Artifact) -> None:
+    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    rows = expected_logits(artifact)[[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]]
+    expected = torch.nn.functional.cross_entropy(rows, torch.tensor(ids[1:]), reduction="none")
+    torch.testing.assert_close(engine.score(0, ids), expected)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM, SamplingOptions(seed=5)])
+def test_a_loop_draws_what_the_host_would(
+    engine: Engine, artifact: Artifact, sampling: SamplingOptions
+) -> None:
+    """Across a boundary of capacities, in two loops."""
+    slots = (2, 0)
+    for slot in slots:
+        engine.prefill(slot, [1] * (CAPACITIES[0] - 2))
+    hosts = [Sampler(sampling) for _ in slots]
+    logits = expected_logits(artifact)
+    for _ in range(2):
+        before = [engine.length(s) for s in slots]
+        starts = [
+            Start(3, engine.length(s), s, 5, sampling, h.draws) for s, h in zip(slots, hosts, strict=True)
+        ]
+        for drawn in engine.decode_loop(starts):
+            assert drawn == {
+                s: h.choose(logits[i]) for i, (s, h) in enumerate(zip(slots, hosts, strict=True))
+            }
+        assert [engine.length(s) for s in slots] == [b + 5 for b in before]
+
+
+def test_sequences_of_a_loop_end_one_by_one(engine: Engine) -> None:
+    engine.prefill(0, [1])
+    engine.prefill(1, [1, 1])
+    starts = [Start(1, 1, 0, 2, GREEDY), Start(1, 2, 1, 70, GREEDY)]
+    drawn = list(engine.decode_loop(starts))
+    assert [sorted(step) for step in drawn] == [[0, 1]] * 2 + [[1]] * 68
+    assert [engine.length(s) for s in (0, 1)] == [3, 72]
+    assert isinstance(engine.model, DeviceModel)
+    ids, pos, n_valid, slot = engine.model._inputs[:8].view(4, 2).tolist()
+    assert (pos, n_valid, slot) == ([2, 71], [0, 0], [0, 1])  # of the last token that each was fed
+
+
+def test_a_loop_that_is_ended_or_closed_counts_what_it_fed(engine: Engine) -> None:
+    engine.prefill(0, [1])
+    loop = engine.decode_loop([Start(1, 1, 0, 100, GREEDY)])
+    steps = iter(loop)
+    next(steps)
+    loop.end()
+    left = sum(1 for _ in steps)
+    assert left < 8
+    assert engine.length(0) == 2 + left
+    loop = engine.decode_loop([Start(1, 2 + left, 0, 100, GREEDY)])
+    next(iter(loop))
+    loop.close()
+    assert engine.length(0) == 2 * (2 + left) - 1
+
+
+def events(engine: Engine, prompts: list[list[int]], options: GenerateOptions) -> dict[int, list[Token]]:
+    found: dict[int, list[Token]] = {i: [] for i in range(len(prompts))}
+    for event in generate(engine, prompts, options):
+        found[event.request].append(event)
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 9, None])
+@pytest.mark.parametrize("stops", [0, 1, 40, 9])
+def test_generation_is_the_same_where_the_host_draws(
+    artifact: Artifact, opened: Card, count: int | None, stops: int
+) -> None:
+    """One prompt at a time, since the logits belong to places of the batch."""
+    model = DeviceModel(artifact, opened)
+    ours, theirs = Engine(artifact, model=model), Engine(artifact, model=WithoutLoop(model))
+    assert ours.can_loop()
+    assert not theirs.can_loop()
+    stop = frozenset(torch.randperm(96, generator=torch.Generator().manual_seed(2))[:stops].tolist())
+    options = GenerateOptions(WARM, count, stop)
+    for prompt in ([1], [2] * 30, [3] * 255, [3] * 256):
+        assert events(ours, [prompt], options) == events(theirs, [prompt], options)
+        assert ours.length(0) == theirs.length(0)
+
+
+def test_prompts_wait_for_slots(engine: Engine) -> None:
+    prompts = [[1] * n for n in (1, 9, 3, 200, 17)]
+    found = events(engine, prompts, GenerateOptions(GREEDY, 12))
+    assert [len(e) for e in found.values()] == [12] * 5
+    assert [e[-1].finish for e in found.values()] == ["length"] * 5
+
+
+def test_generation_may_be_given_up(engine: Engine) -> None:
+    stream = generate(engine, [[1], [1, 2]], GenerateOptions(GREEDY))
+    for _ in range(9):
+        next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert len(events(engine, [[1]], GenerateOptions(GREEDY, 4))[0]) == 4
+
+
+def test_logits_that_are_no_numbers_are_named(tmp_path: Path, opened: Card) -> None:
+    artifact = constant_artifact(tmp_path, seed=-1)
+    engine = Engine(artifact, model=DeviceModel(artifact, opened))
+    engine.prefill(0, [1])
+    with pytest.raises(MachineError, match="logit of token 0 is NaN"):
+        list(engine.decode_loop([Start(1, 1, 0, 4, GREEDY)]))
+
+
+def test_a_benchmark_decodes_ahead(engine: Engine) -> None:
+    assert measure_seconds(engine, Case(20, 9, 3)) > 0
+    assert [engine.length(s) for s in range(3)] == [29] * 3
+
+
+@pytest.mark.gpu
+def test_steps_are_recorded_and_change_nothing(artifact: Artifact) -> None:
+    models = [DeviceModel(artifact, open_card(), graphs=graphs) for graphs in (True, False)]
+    for rows in ([Row((1,), 0, 0)], [Row((i,), i, i) for i in range(3)]):
+        recorded, eager = (m.step(rows).cpu() for m in models)
+        assert torch.equal(recorded, eager)
+    assert [step.recorded for m in models for step in m._steps.values()] == [True, True, False, False]
+
+
+def test_what_the_card_cannot_hold_is_refused_before_it_is_loaded(artifact: Artifact, opened: Card) -> None:
+    huge = replace(artifact.manifest.memory, state_bytes=1 << 50)
+    larger = replace(artifact, manifest=replace(artifact.manifest, memory=huge))
+    with pytest.raises(MachineError, match=r"need 1,125,\d+,[\d,]+ bytes, .* has [\d,]+ free"):
+        DeviceModel(larger, opened, loading=lambda count: pytest.fail("loaded"))
+
+
+def test_plans_that_cannot_be_executed(artifact: Artifact, opened: Card) -> None:
+    path = artifact.folder / plan_path("decode-b1-c128")
+    text = path.read_text()
+    for bad, error, message in (
+        (text.replace("sm80.rms_norm", "sm80.rms_nrom"), BadInput, r"sm80\.rms_nrom.*no such kernel"),
+        (text.replace('"target": "sm80"', '"target": "host"'), BadInput, "target host, this executes sm80"),
+    ):
+        path.write_text(bad)
+        with pytest.raises(error, match=message):
+            DeviceModel(artifact, opened).step([Row((1,), 0, 0)])
+
+
+def test_more_stop_tokens_than_a_row_holds_are_left_to_the_host(engine: Engine) -> None:
+    assert engine.can_loop(frozenset(range(_native.MOST_STOPS)))
+    assert not engine.can_loop(frozenset(range(_native.MOST_STOPS + 1)))
+    assert LIMITS.max_batch <= 8
