@@ -8,7 +8,9 @@ phases below cover the parts of the fused nodes accordingly; a ratio-4 layer tak
 
 from __future__ import annotations
 
-from rewright.codegen.kernel import KernelDef, Members, Slot
+from collections.abc import Callable
+
+from rewright.codegen.kernel import Call, KernelDef, Members, Slot
 from rewright.codegen.kernels import sm80_workspace as workspace
 from rewright.codegen.kernels.sm80_limits import supports, supports_decode
 from rewright.codegen.units import Unit
@@ -141,8 +143,16 @@ PHASES = (
 """The phases of a decode step."""
 
 
+_WORKSPACE: dict[str, Callable[[Call], int]] = {
+    "attention": workspace.attention,
+    "index_select": workspace.index_select,
+    "sparse_attention": workspace.attention,
+}
+"""Of kernels of one op that split their work and join it."""
+
+
 def _single(op: str) -> KernelDef:
-    return KernelDef((f"sm80.{op}",), (Slot((op,)),), supports)
+    return KernelDef((f"sm80.{op}",), (Slot((op,)),), supports, workspace=_WORKSPACE.get(op, lambda _: 0))
 
 
 SINGLE = tuple(_single(name) for name, op in registry().items() if op.composition is None or name in FUSED)

@@ -5,6 +5,8 @@
 
 namespace rewright {
 
+void add_attention_kernels(DeviceRegistry& registry);
+void add_index_kernels(DeviceRegistry& registry);
 void add_norm_kernels(DeviceRegistry& registry);
 
 // Element (kernels/common/numeric.cuh) of a tensor's dtype; throws PlanError where it is neither bf16 nor f32.

@@ -5,6 +5,8 @@ namespace rewright {
 const DeviceRegistry& device_registry() {
   static const DeviceRegistry registry = [] {
     DeviceRegistry all;
+    add_attention_kernels(all);
+    add_index_kernels(all);
     add_norm_kernels(all);
     return all;
   }();
