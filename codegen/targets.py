@@ -53,7 +53,7 @@ TARGETS: dict[str, Target] = {
     "sm80": Target("sm80", "CUDA for A100 and A800, SM80 features only", sm80.KERNELS),
 }
 
-EXECUTABLE = ("host", "sm80")
+EXECUTABLE = ("host",)
 """Targets whose kernels exist in this version; of the others there are plans."""
 
 
