@@ -5,7 +5,15 @@ namespace rewright {
 const DeviceRegistry& device_registry() {
   static const DeviceRegistry registry = [] {
     DeviceRegistry all;
+    add_compress_kernels(all);
+    add_hyper_connection_kernels(all);
+    add_key_kernels(all);
+    add_moe_kernels(all);
     add_norm_kernels(all);
+    add_quantize_kernels(all);
+    add_rope_kernels(all);
+    add_row_kernels(all);
+    add_state_kernels(all);
     return all;
   }();
   return registry;
