@@ -404,6 +404,8 @@ def measure_ours(
                 row = measure(config, full, context, batch, longest, weights, device, ceilings)
                 rows.append(row)
                 show("rewright, one CUDA graph", row)
+                if not row["finite_logits"]:
+                    raise RuntimeError("logits are not finite")
 
 
 def measure_peers(
