@@ -35,13 +35,13 @@ from device_bench import (
     driver,
     flash,
     graph_of,
+    layer_of,
     missing_kernels,
     new_state,
     open_device,
     plan_step,
     replay_us,
 )
-from plans import layer_of
 from torch import Tensor
 
 from rewright.frontend.config import ModelConfig
