@@ -8,9 +8,9 @@ import pytest
 import torch
 from plan_steps import PlanSteps, Written
 
+from rewright.codegen.derive import WithDerived
 from rewright.codegen.pack import PackedWeights, layouts_of
 from rewright.codegen.plan import make_plan
-from rewright.codegen.derive import WithDerived
 from rewright.codegen.targets import TARGETS
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
@@ -50,7 +50,7 @@ def check(repo_root: Path, numerics: str, kind: str, batch: int, device: _native
     plan = make_plan(result.graph, variant, TARGETS["sm80"])
     stored = PackedWeights(WithDerived(source.weights(), result.derived), layouts_of([plan]))
     weights = {
-        name: torch.stack([p for p in parts]) if len(parts) > 1 else parts[0]
+        name: torch.stack(parts) if len(parts) > 1 else parts[0]
         for name, place in plan.values.items()
         if place.space == "weight"
         for parts in [list(stored.parts(name))]
