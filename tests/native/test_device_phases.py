@@ -21,8 +21,9 @@ from rewright.runtime import _native
 STEPS = [("decode", 1), ("decode", 2), ("decode", 8), ("chunk", 1), ("score", 1)]
 
 # Largest difference relative to a value's largest element: f32 in sums of another order; bf16 and codes by
-# one step where a sum lies at the edge of two, which few elements do.
-F32, BF16, MOST_CODES = 2e-6, 2**-7, 0.01
+# one step where a sum lies at the edge of two, which few elements do. A product of a row that its launch
+# norms first may have met such an element: one bf16 step of one of its terms.
+F32, F32_BEHIND_ROUNDING, BF16, MOST_CODES = 2e-6, 2e-3, 2**-7, 0.01
 
 
 @pytest.mark.parametrize(("kind", "batch"), STEPS)
@@ -81,5 +82,6 @@ def compare(written: Written) -> None:
         assert (got.view(torch.uint8) != codes).float().mean() <= MOST_CODES, where
     else:
         assert got.isfinite().all(), where
-        most = (F32 if want.dtype == torch.float32 else BF16) * want.double().abs().max()
-        assert (got.double() - want.double()).abs().max() <= most, where
+        normed = any(part.op == "rms_norm" for part in written.launch.parts)
+        step = BF16 if want.dtype == torch.bfloat16 else F32_BEHIND_ROUNDING if normed else F32
+        assert (got.double() - want.double()).abs().max() <= step * want.double().abs().max(), where
