@@ -2,7 +2,8 @@
 
 `hc_partials` are mixing logits of Hyper-Connections, f32[B,T,M], before their sum: each of
 `PARTIAL_BLOCKS` thread blocks leaves f32[B*T,32] with its share of the M dot products and, at column 31,
-of the sum of squares. The reader adds them up in order, then applies the norm factor.
+of the sum of squares; column 30 of the first holds eps. The reader adds them up in order, then applies the
+norm factor.
 """
 
 from __future__ import annotations

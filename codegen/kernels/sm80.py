@@ -8,9 +8,10 @@ phases below cover the parts of the fused nodes accordingly; a ratio-4 layer tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rewright.codegen.kernel import Call, KernelDef, Members, Slot
+from rewright.codegen.kernels import sm80_layouts as layouts
 from rewright.codegen.kernels import sm80_workspace as workspace
 from rewright.codegen.kernels.sm80_limits import supports, supports_decode
 from rewright.codegen.units import Unit
@@ -34,43 +35,51 @@ def _slot(*ops: str, after: tuple[str, ...] = (), optional: bool = False, many: 
 
 
 def _phase(symbol: str, *covers: Slot) -> KernelDef:
-    return KernelDef((f"sm80.{symbol}",), covers, supports_decode, workspace=workspace.streamed)
+    return KernelDef(
+        (f"sm80.{symbol}",),
+        covers,
+        supports_decode,
+        layouts=layouts.products,
+        workspace=workspace.streamed,
+        carries=_parts_of_logits,
+    )
+
+
+def _parts_of_logits(call: Call) -> Mapping[str, str]:
+    """Mixing logits leave a phase as a part from each thread block; the reader adds them up."""
+    return {mix.unit.results[0]: "hc_partials" for mix in call.each("hc_mix")}
 
 
 _NORMED = ("rms_norm", "quantize")
 
-# The sub-block's input, and every product of it: coefficients, collapse, norm, quantisation.
-_INPUT = (
-    _slot("hc_split"),
-    _slot("hc_collapse"),
-    _slot("rms_norm", after=("hc_collapse",)),
-    _slot("quantize", after=("rms_norm",), optional=True),
-    _slot("linear", after=_NORMED, many=True),
-)
-
-EMBED = _phase(
+START = _phase(
     "start", _slot("embed"), _slot("hc_expand", after=("embed",)), _slot("hc_mix", after=("hc_expand",))
 )
 """The streams of a step's tokens, and the first mixing logits."""
 
-ATTN_IN = _phase("attn_in", *_INPUT)
-"""A: latent queries and keys, compressor rows, index weights."""
+SUBLAYER_IN = _phase(
+    "sublayer_in",
+    _slot("hc_split"),
+    _slot("hc_collapse"),
+    _slot("rms_norm", after=("hc_collapse",), optional=True),
+    _slot("quantize", after=("rms_norm",), optional=True),
+    _slot("linear", after=(*_NORMED, "hc_collapse"), many=True),
+)
+"""The sub-block's input and every product of it (A: latent queries and keys, compressor rows, index
+weights; G: gate logits and the shared expert's hidden row)."""
 
-ATTN_Q = _phase(
-    "attn_q",
+NORMED_IN = _phase(
+    "normed_in",
     _slot("rms_norm"),
     _slot("quantize", after=("rms_norm",), optional=True),
     _slot("linear", after=_NORMED, many=True),
-    _slot("index_query", after=("linear",), optional=True),
-    Slot(("kv_write",), optional=True, anywhere=True),
-    Slot(("compress_write",), optional=True, many=True, anywhere=True),
 )
-"""B: queries from the latent, index queries; beside them the small work on keys and entries."""
+"""B: queries from the latent, for attention and for the index."""
 
 INDEX_SELECT = KernelDef(
     ("sm80.index_select_score", "sm80.index_select_topk"),
     (Slot(("index_select",)),),
-    supports_decode,
+    supports,
     workspace=workspace.index_select,
 )
 """C and D: scores of all entries, then the best of them."""
@@ -78,7 +87,7 @@ INDEX_SELECT = KernelDef(
 ATTENTION = KernelDef(
     ("sm80.attention_split", "sm80.attention_combine"),
     (Slot(("attention",)),),
-    supports_decode,
+    supports,
     workspace=workspace.attention,
 )
 """E and F: attention over parts of the keys, then their sum."""
@@ -88,33 +97,30 @@ ATTN_OUT = _phase(
     _slot("quantize", optional=True),
     _slot("linear", after=("quantize",)),
     _slot("hc_combine", after=("linear",)),
-    _slot("hc_mix", after=("hc_combine",)),
+    _slot("hc_mix", after=("hc_combine",), optional=True),
 )
 """wo_b, the streams behind it, and their mixing logits."""
 
-FFN_IN = _phase("ffn_in", *_INPUT, _slot("swiglu", after=("linear",)))
-"""G: gate logits, and the shared expert up to its hidden row."""
-
 EXPERTS_IN = _phase(
     "experts_in",
-    _slot("quantize", optional=True),
-    _slot("linear", after=("quantize",)),
+    _slot("swiglu"),
+    _slot("quantize", after=("swiglu",), optional=True),
+    _slot("linear", after=("swiglu", "quantize")),
     Slot(("route", "route_hash"), anywhere=True),
     Slot(
         ("expert_linear",), many=True, fits=lambda unit, members: members.maker(unit.operands[4]) is not None
     ),
-    _slot("swiglu", after=("expert_linear",)),
 )
-"""H: choice of experts and their hidden rows; the shared expert's down projection rides along."""
+"""H: choice of experts and their gates; the shared expert's down projection rides along."""
 
 EXPERTS_OUT = _phase(
     "experts_out",
-    _slot("quantize", optional=True),
-    _slot("expert_linear", after=("quantize",)),
+    _slot("swiglu"),
+    _slot("quantize", after=("swiglu",), optional=True),
+    _slot("expert_linear", after=("swiglu", "quantize")),
     _slot("expert_sum", after=("expert_linear",)),
     _slot("hc_combine", after=("expert_sum",)),
-    _slot("take_last", after=("hc_combine",), optional=True),
-    _slot("hc_mix", after=("hc_combine", "take_last")),
+    _slot("hc_mix", after=("hc_combine",), optional=True),
 )
 """I: the experts' down projections, the streams behind them, and their mixing logits."""
 
@@ -122,17 +128,16 @@ HEAD = _phase(
     "head",
     _slot("hc_head_split"),
     _slot("hc_collapse"),
-    _slot("rms_norm", after=("hc_collapse",)),
-    _slot("linear", after=("rms_norm",)),
+    _slot("rms_norm", after=("hc_collapse",), optional=True),
+    _slot("linear", after=(*_NORMED, "hc_collapse")),
 )
 """The final collapse and the logits."""
 
-# FFN_IN before ATTN_IN, which would be content with its gate; ATTN_OUT before EXPERTS_IN likewise.
+# ATTN_OUT before EXPERTS_IN, which would be content with its linear.
 PHASES = (
-    EMBED,
-    FFN_IN,
-    ATTN_IN,
-    ATTN_Q,
+    START,
+    SUBLAYER_IN,
+    NORMED_IN,
     INDEX_SELECT,
     ATTENTION,
     ATTN_OUT,
@@ -145,14 +150,22 @@ PHASES = (
 
 _WORKSPACE: dict[str, Callable[[Call], int]] = {
     "attention": workspace.attention,
+    "grouped_linear": workspace.streamed,
     "index_select": workspace.index_select,
+    "linear": workspace.streamed,
     "sparse_attention": workspace.attention,
 }
-"""Of kernels of one op that split their work and join it."""
+"""Of kernels of one op that split their work and join it, or stream weights."""
 
 
 def _single(op: str) -> KernelDef:
-    return KernelDef((f"sm80.{op}",), (Slot((op,)),), supports, workspace=_WORKSPACE.get(op, lambda _: 0))
+    return KernelDef(
+        (f"sm80.{op}",),
+        (Slot((op,)),),
+        supports,
+        layouts=layouts.products,
+        workspace=_WORKSPACE.get(op, lambda _: 0),
+    )
 
 
 SINGLE = tuple(_single(name) for name, op in registry().items() if op.composition is None or name in FUSED)

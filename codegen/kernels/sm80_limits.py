@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rewright.codegen.kernel import Call, No, Ok, Verdict
+from rewright.codegen.kernels.sm80_layouts import matrix_layout
 from rewright.ir.types import DType, ValueType
 
 HEAD_DIMS = (128, 256, 512)
@@ -190,6 +191,11 @@ def supports_decode(call: Call) -> Verdict:
     """The same for kernels that take few tokens."""
     if call.rows > DECODE_ROWS:
         return No(f"{call.rows} tokens of a step are more than {DECODE_ROWS}")
+    for single in call.each("linear", "grouped_linear", "expert_linear"):
+        weight = single.operands["weight"]
+        plain = single.unit.op.name == "linear" and weight.dtype is DType.BF16
+        if not matrix_layout(weight) and not plain:
+            return No(f"a matrix {weight} has no fragments of 16 rows")
     return supports(call)
 
 

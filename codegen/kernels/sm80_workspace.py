@@ -1,14 +1,12 @@
-"""Memory that sm80 kernels need while they run: partial sums, one set for every worker."""
+"""Memory that sm80 kernels need while they run."""
 
 from __future__ import annotations
 
 from rewright.codegen.kernel import Call
-
-WORKERS = 132
-"""Thread blocks of a launch at most: multiprocessors of the largest card."""
+from rewright.codegen.kernels.sm80_limits import DECODE_ROWS
+from rewright.ir.plan import ALIGN
 
 _F32 = 4
-_TILE_ROWS, _TILE_COLUMNS = 16, 8
 _HEADS_PER_BLOCK, _KEYS_PER_TILE = 16, 32
 _MOST_SPLITS, _MOST_BLOCKS = 32, 256
 _ALIGN, _ROW_ALIGN = 64, 16
@@ -16,11 +14,30 @@ _ALIGN, _ROW_ALIGN = 64, 16
 
 
 def streamed(call: Call) -> int:
-    """Of matrix products: the tile that each worker hands to the next, and where the streams' mixing
-    logits are formed behind them the partial dots and sum of squares of every worker."""
-    tiles = WORKERS * _TILE_ROWS * _TILE_COLUMNS * _F32
-    logits = sum(mix.results[0].shape[-1] + 1 for mix in call.each("hc_mix"))
-    return tiles + WORKERS * call.rows * logits * _F32
+    """Of matrix products: their inputs as the products read them (bf16, fp16 values and their scales), for
+    steps of several tokens; a wide row of one token may need it too."""
+    total = 0
+    for value, (rows, columns) in _inputs(call).items():
+        del value
+        total += rows * (2 * _aligned(2 * columns) + _aligned(columns // 128))
+    return total
+
+
+def _inputs(call: Call) -> dict[str, tuple[int, int]]:
+    """Rows and columns of every input of the call's products, eight tokens at a time."""
+    found: dict[str, tuple[int, int]] = {}
+    for single in call.each("linear", "grouped_linear", "expert_linear"):
+        x = single.value("x")
+        assert x is not None
+        shape = call.types[x].shape
+        each = shape[2] if single.unit.op.name == "expert_linear" and len(shape) == 4 else 1
+        columns = shape[-1] * (shape[2] if single.unit.op.name == "grouped_linear" else 1)
+        found[x] = (min(call.rows, DECODE_ROWS) * each, columns)
+    return found
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
 
 
 def attention(call: Call) -> int:

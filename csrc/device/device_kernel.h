@@ -17,6 +17,11 @@ struct Part {
   std::vector<bool> present;     // false: an optional operand that is absent
   std::vector<Tensor> results;
   std::map<std::string, Attr> attrs;
+
+  // Attributes; PlanError where one is missing or of another type.
+  int64_t integer(const char* name) const;
+  double number(const char* name) const;
+  std::string text(const char* name) const;
 };
 
 // A launch of a plan with its operands in the card's memory.

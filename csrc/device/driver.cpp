@@ -21,6 +21,9 @@ struct Api {
   Result (*module_load)(void**, const void*);
   Result (*module_function)(void**, void*, const char*);
   Result (*function_attribute)(void*, int, int);
+  Result (*memory_alloc)(uint64_t*, size_t);
+  Result (*memory_free)(uint64_t);
+  Result (*memory_write)(uint64_t, const void*, size_t);
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
   Result (*error_name)(Result, const char**);
 };
@@ -48,6 +51,9 @@ const Api& api() {
     resolve(found.module_load, "cuModuleLoadData");
     resolve(found.module_function, "cuModuleGetFunction");
     resolve(found.function_attribute, "cuFuncSetAttribute");
+    resolve(found.memory_alloc, "cuMemAlloc_v2");
+    resolve(found.memory_free, "cuMemFree_v2");
+    resolve(found.memory_write, "cuMemcpyHtoD_v2");
     resolve(found.launch, "cuLaunchKernel");
     resolve(found.error_name, "cuGetErrorName");
     return found;
@@ -104,6 +110,14 @@ class Cuda : public Device {
               "the kernel " + name + " cannot have its shared memory");
     }
     return found;
+  }
+
+  std::shared_ptr<void> upload(const void* data, size_t bytes) override {
+    uint64_t address = 0;
+    require(api().memory_alloc(&address, bytes), "the card has no memory for the parameters of a launch");
+    std::shared_ptr<void> held(reinterpret_cast<void*>(address), [](void* p) { api().memory_free(reinterpret_cast<uint64_t>(p)); });
+    require(api().memory_write(address, data, bytes), "the parameters of a launch cannot be copied");
+    return held;
   }
 
   void launch(const DeviceLaunch& launch, uintptr_t stream) override {

@@ -29,6 +29,7 @@ struct DeviceLaunch {
   unsigned shared_bytes = 0;      // dynamic
   std::vector<uint64_t> params;   // the kernel's parameter struct
   unsigned params_bytes = 0;
+  std::shared_ptr<void> memory;   // of the card, that the parameters point to
 };
 
 class Device {
@@ -38,6 +39,8 @@ class Device {
   virtual int multiprocessors() const = 0;
   // Throws DeviceError if there is no such kernel, or with more shared memory than a block can have.
   virtual Function function(const std::string& name, unsigned shared_bytes, unsigned params_bytes) = 0;
+  // A copy of `bytes` bytes in the card's memory, freed with the last reference; what `launch` reads.
+  virtual std::shared_ptr<void> upload(const void* data, size_t bytes) = 0;
   virtual void launch(const DeviceLaunch& launch, uintptr_t stream) = 0;
 };
 

@@ -2,6 +2,9 @@
 #include "../emulation/emulation.h"
 #include "driver.h"
 
+#include <cstring>
+#include <new>
+
 namespace rewright {
 
 namespace {
@@ -23,6 +26,12 @@ class Emulation : public Device {
     }
     if (shared_bytes > kMostSharedBytes) throw DeviceError("the kernel " + name + " needs too much shared memory");
     return {reinterpret_cast<void*>(found.function), name};
+  }
+
+  std::shared_ptr<void> upload(const void* data, size_t bytes) override {
+    std::shared_ptr<void> held(::operator new(bytes, std::align_val_t{64}), [](void* p) { ::operator delete(p, std::align_val_t{64}); });
+    std::memcpy(held.get(), data, bytes);
+    return held;
   }
 
   void launch(const DeviceLaunch& launch, uintptr_t) override {

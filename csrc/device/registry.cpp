@@ -7,7 +7,17 @@ const DeviceRegistry& device_registry() {
     DeviceRegistry all;
     add_attention_kernels(all);
     add_index_kernels(all);
+    add_compress_kernels(all);
+    add_hyper_connection_kernels(all);
+    add_key_kernels(all);
+    add_linear_kernels(all);
+    add_moe_kernels(all);
     add_norm_kernels(all);
+    add_phases(all);
+    add_quantize_kernels(all);
+    add_rope_kernels(all);
+    add_row_kernels(all);
+    add_state_kernels(all);
     return all;
   }();
   return registry;

@@ -162,6 +162,7 @@ namespace rewright {
 
 inline uint4 load_stream(const void* p) { return *static_cast<const uint4*>(p); }
 inline void copy_async(void* shared, const void* global) { std::memcpy(shared, global, 16); }
+inline void copy_async_word(void* shared, const void* global) { std::memcpy(shared, global, 4); }
 inline void copy_commit() {}
 template <int N>
 void copy_wait() {}
@@ -182,6 +183,13 @@ inline void mma_bf16_first(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
 inline void load_matrices(uint32_t (&r)[4], const void* row) { emulation::load_matrices(r, row, false); }
 inline void load_matrices_trans(uint32_t (&r)[4], const void* row) { emulation::load_matrices(r, row, true); }
 inline uint32_t warp_max_u32(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
+inline uint32_t round_bf16x2(float low, float high) {
+  const auto round = [](float f) {
+    const unsigned u = __float_as_uint(f);
+    return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+  };
+  return round(low) | round(high) << 16;
+}
 inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   const auto round = [](float f) {
     const unsigned u = __float_as_uint(f);

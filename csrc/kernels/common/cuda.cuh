@@ -44,6 +44,10 @@ DEVICE void copy_async(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(shared)), "l"(global)
                : "memory");
 }
+// The same of 4 bytes.
+DEVICE void copy_async_word(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N of this thread's groups are under way.
 template <int N>
@@ -96,6 +100,13 @@ DEVICE void load_matrices_trans(u32 (&r)[4], const void* row) {
 
 // Largest of all lanes' values.
 DEVICE u32 warp_max_u32(u32 v) { return __reduce_max_sync(kAllLanes, v); }
+
+// Two floats rounded to bf16, ties to even: `low` in the low half.
+DEVICE u32 round_bf16x2(float low, float high) {
+  u32 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
 
 // bf16 pairs: a * b, exact where the result is one.
 DEVICE u32 mul_bf16x2(u32 a, u32 b) {

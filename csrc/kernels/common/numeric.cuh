@@ -10,13 +10,9 @@ DEVICE float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
 DEVICE float bf16_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // Nearest, ties to even; NaN stays NaN.
-DEVICE u16 float_to_bf16(float f) {
-  const u32 u = __float_as_uint(f);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return (u16)((u >> 16) | 0x40);
-  return (u16)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
-}
-DEVICE float round_to_bf16(float f) { return bf16_to_float(float_to_bf16(f)); }
-DEVICE u32 pack_bf16(float low, float high) { return float_to_bf16(low) | (u32)float_to_bf16(high) << 16; }
+DEVICE u16 float_to_bf16(float f) { return (u16)round_bf16x2(f, 0.f); }
+DEVICE float round_to_bf16(float f) { return __uint_as_float(round_bf16x2(0.f, f)); }
+DEVICE u32 pack_bf16(float low, float high) { return round_bf16x2(low, high); }
 
 // 2^(code - 127); code 0 is 2^-127.
 DEVICE float e8m0_to_float(u32 code) { return code ? __uint_as_float(code << 23) : __uint_as_float(0x00400000u); }

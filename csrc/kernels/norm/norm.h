@@ -12,4 +12,12 @@ struct RmsNormParams {
   float eps;
 };
 
+struct HeadRmsNormParams {
+  const void* x;  // [rows, columns], a head a row
+  void* y;        // like x
+  long long x_pitch, y_pitch;
+  int rows, columns, element;  // Element
+  float eps;
+};
+
 }  // namespace rewright
