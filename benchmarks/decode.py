@@ -35,13 +35,13 @@ from device_bench import (
     driver,
     flash,
     graph_of,
+    layer_of,
     missing_kernels,
     new_state,
     open_device,
     plan_step,
     replay_us,
 )
-from plans import layer_of
 from torch import Tensor
 
 from rewright.frontend.config import ModelConfig
@@ -404,6 +404,8 @@ def measure_ours(
                 row = measure(config, full, context, batch, longest, weights, device, ceilings)
                 rows.append(row)
                 show("rewright, one CUDA graph", row)
+                if not row["finite_logits"]:
+                    raise RuntimeError("logits are not finite")
 
 
 def measure_peers(

@@ -29,7 +29,7 @@ from rewright.frontend.config import ModelConfig, load_config
 from rewright.frontend.source import ModelSource
 from rewright.ir.graph import Graph
 from rewright.ir.layout import stored_bytes
-from rewright.ir.plan import Plan
+from rewright.ir.plan import Launch, Plan
 from rewright.ir.types import DType
 from rewright.ir.variant import Variant
 from rewright.passes.manager import PassOptions
@@ -388,3 +388,10 @@ def driver() -> str | None:
         return None
     match = re.search(r"[\d.]+", text)
     return match[0] if match else None
+
+
+def layer_of(launch: Launch) -> int | None:
+    """The layer of a launch. One that takes parts of two layers ends a layer and begins the next, whose
+    it is."""
+    modules = (node.split(".") for node in launch.nodes)
+    return max((int(parts[1]) for parts in modules if parts[0] == "layers"), default=None)

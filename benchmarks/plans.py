@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from device_bench import layer_of
 
 import rewright
 from rewright.codegen.memory_table import MemoryTable, memory_table, render
@@ -36,13 +37,6 @@ CONTEXTS = (4 << 10, 128 << 10, 1 << 20)
 KINDS = ("decode", "chunk")
 OUTSIDE = "outside"
 """Launches that belong to no layer: the embedding and the head."""
-
-
-def layer_of(launch: Launch) -> int | None:
-    """The layer of a launch. One that takes parts of two layers ends a layer and begins the next, whose
-    it is."""
-    modules = (node.split(".") for node in launch.nodes)
-    return max((int(parts[1]) for parts in modules if parts[0] == "layers"), default=None)
 
 
 def by_layer(plan: Plan) -> dict[int | None, list[Launch]]:

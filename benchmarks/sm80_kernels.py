@@ -31,12 +31,12 @@ from device_bench import (
     flash,
     launch_weights,
     launches_alone,
+    layer_of,
     new_state,
     node_us,
     open_device,
     plan_step,
 )
-from plans import layer_of
 from torch import Tensor
 
 from rewright.ir.launch_bytes import LaunchBytes, launch_bytes, ops_of

@@ -3,7 +3,8 @@
 A plan is JSON that people can read. Every value has a place in one of five spaces: `arena` (activations,
 reused within a step), `state` (kept between steps; the next value of a state lies where the state lies),
 `weight` (mapped from the artifact), `input` (tokens, pos, n_valid, slot of the step) and `kernel` (between
-the parts of one launch, never in memory). A launch calls one kernel on values by name. csrc/runtime/plan.cpp reads the same text and checks it again.
+the parts of one launch, never in memory). A launch calls one kernel on values by name.
+csrc/runtime/plan.cpp reads the same text and checks it again.
 """
 
 from __future__ import annotations

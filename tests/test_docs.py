@@ -122,7 +122,7 @@ def test_plans_of_sm80_in_the_page(page: str, plan_of: Callable[[str, str, int],
 
 def test_the_plan_in_artifact_md(repo_root: Path, plan_of: Callable[[str, str, int], Plan]) -> None:
     text = (repo_root / "docs/artifact.md").read_text()
-    (excerpt,) = re.findall(r'```\n(\{\n"format": 1.*?)```', text, re.DOTALL)
+    (excerpt,) = re.findall(r'```\n(\{\n"format": 2.*?)```', text, re.DOTALL)
     lines = [line.strip().rstrip(",") for line in excerpt.splitlines()]
     plan = [line.strip().rstrip(",") for line in plan_of("host", "decode", 1024).to_text().splitlines()]
     assert len(lines) > 15

@@ -144,8 +144,10 @@ def test_launches_read_what_the_graph_reads(config: ModelConfig, target: str, ba
     )
     assert sum(b.state for b in found) == pytest.approx(expected.state, rel=0.05)
     if target == "sm80":
+        # Mixing logits cross as a part from each thread block, whatever the model's size.
+        carried = sum(2 * p.bytes for p in plan.values.values() if p.bytes is not None)
         through_memory = sum(b.activations for b in found)
-        assert through_memory < 1.5 * expected.activations
+        assert through_memory < 1.5 * expected.activations + carried
 
 
 def test_weights_of_the_released_model(repo_root: Path) -> None:

@@ -8,7 +8,7 @@ phases below cover the parts of the fused nodes accordingly; a ratio-4 layer tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rewright.codegen.kernel import Call, KernelDef, Members, Slot
 from rewright.codegen.kernels import sm80_layouts as layouts
@@ -148,14 +148,23 @@ PHASES = (
 """The phases of a decode step."""
 
 
+_WORKSPACE: dict[str, Callable[[Call], int]] = {
+    "attention": workspace.attention,
+    "grouped_linear": workspace.streamed,
+    "index_select": workspace.index_select,
+    "linear": workspace.streamed,
+    "sparse_attention": workspace.attention,
+}
+"""Of kernels of one op that split their work and join it, or stream weights."""
+
+
 def _single(op: str) -> KernelDef:
-    streams = op in ("linear", "grouped_linear")
     return KernelDef(
         (f"sm80.{op}",),
         (Slot((op,)),),
         supports,
         layouts=layouts.products,
-        workspace=workspace.streamed if streams else lambda _: 0,
+        workspace=_WORKSPACE.get(op, lambda _: 0),
     )
 
 

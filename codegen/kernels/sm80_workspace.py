@@ -7,10 +7,10 @@ from rewright.codegen.kernels.sm80_limits import DECODE_ROWS
 from rewright.ir.plan import ALIGN
 
 _F32 = 4
-_KEYS_PER_SPLIT = 32
-_SPLITS_OF_FEW, _SPLITS_OF_MANY, _FEW_ROWS = 32, 8, 2
-_BINS = 1 << 11
-"""Bins of the histogram from which the threshold of a top-k is read."""
+_HEADS_PER_BLOCK, _KEYS_PER_TILE = 16, 32
+_MOST_SPLITS, _MOST_BLOCKS = 32, 256
+_ALIGN, _ROW_ALIGN = 64, 16
+"""Bytes that parts of a workspace begin at, and rows of scores."""
 
 
 def streamed(call: Call) -> int:
@@ -41,12 +41,21 @@ def _aligned(nbytes: int) -> int:
 
 
 def attention(call: Call) -> int:
-    """Weighted sums, maximum and denominator of every head and split of the keys."""
-    heads = call.attrs["heads"]
-    head_dim = call.operands["q"].shape[-1] // heads
-    most = _SPLITS_OF_FEW if call.rows <= _FEW_ROWS else _SPLITS_OF_MANY
-    splits = min(most, -(-_keys(call) // _KEYS_PER_SPLIT))
-    return splits * call.rows * heads * (head_dim + 2) * _F32
+    """Weighted sums, maximum and denominator of every head and split of the keys. There are as many splits
+    as there are tiles of keys, as long as the blocks of a launch do not get too many."""
+    heads, head_dim = _heads(call)
+    groups, tiles = -(-heads // _HEADS_PER_BLOCK), -(-_keys(call) // _KEYS_PER_TILE)
+    most = min(max(_MOST_BLOCKS // (call.rows * groups), 1), _MOST_SPLITS)
+    sums = min(most, tiles) * call.rows * heads
+    return _aligned(sums * head_dim * _F32) + _aligned(sums * 2 * _F32)
+
+
+def _heads(call: Call) -> tuple[int, int]:
+    """Number and width of heads."""
+    q = call.operands["q"].shape
+    if call.unit.op.name == "sparse_attention":
+        return q[2], q[3]
+    return call.attrs["heads"], q[-1] // call.attrs["heads"]
 
 
 def _keys(call: Call) -> int:
@@ -59,6 +68,11 @@ def _keys(call: Call) -> int:
 
 
 def index_select(call: Call) -> int:
-    """Scores of every entry, and a histogram for every token."""
+    """Scores of every entry, in the format of the queries."""
     entries = call.attrs["capacity"] // call.attrs["ratio"]
-    return call.rows * (entries + _BINS) * _F32
+    row = entries * call.operands["q"].dtype.bits // 8
+    return _aligned(call.rows * (-(-row // _ROW_ALIGN) * _ROW_ALIGN))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

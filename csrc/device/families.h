@@ -5,6 +5,8 @@
 
 namespace rewright {
 
+void add_attention_kernels(DeviceRegistry& registry);
+void add_index_kernels(DeviceRegistry& registry);
 void add_linear_kernels(DeviceRegistry& registry);
 void add_compress_kernels(DeviceRegistry& registry);
 void add_hyper_connection_kernels(DeviceRegistry& registry);

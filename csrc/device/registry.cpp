@@ -5,6 +5,8 @@ namespace rewright {
 const DeviceRegistry& device_registry() {
   static const DeviceRegistry registry = [] {
     DeviceRegistry all;
+    add_attention_kernels(all);
+    add_index_kernels(all);
     add_compress_kernels(all);
     add_hyper_connection_kernels(all);
     add_key_kernels(all);

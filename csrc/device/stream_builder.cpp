@@ -467,8 +467,7 @@ std::vector<DeviceLaunch> StreamBuilder::expert_sums() {
   const int choices = p_.routing.choices;
   const bool usual = s.format == kE2m1Quantised;
   for (bool one : {p_.rows == 1, false}) {
-    // Of one token a warp takes an expert, of several a sixth of them.
-    const int warps = 12, stages = 5, per_tile = one && choices <= 4 ? std::max(1, choices) : 6, groups = warps / per_tile;
+    const int warps = 6, stages = 8, per_tile = 3, groups = warps / per_tile;
     p_.warps_per_tile = per_tile;
     int streamers = std::max(site_.device->multiprocessors(), (s.tiles + groups * kTilesPerGroup - 1) / (groups * kTilesPerGroup));
     streamers = std::min(streamers, kPartialBlocks);

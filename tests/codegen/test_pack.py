@@ -135,3 +135,37 @@ def test_tiles_need_matrices() -> None:
     assert packable("tile16", ValueType(DType.BF16, (4, 4)))
     assert not packable("tile16", ValueType(DType.BF16, (4,)))
     assert packable("", ValueType(DType.BF16, (4,)))
+
+
+@pytest.mark.parametrize("layout", ["mma8", "mma4", "mma16", "mma4_scale"])
+def test_fragments_are_a_permutation_of_bits(layout: str) -> None:
+    """Every code comes back; e4m3 and e2m1 codes share words, so bytes may differ."""
+    generator = torch.Generator().manual_seed(2)
+    stored = torch.randint(0, 256, (2, 48, 256), dtype=torch.uint8, generator=generator)
+    dtype = {"mma8": torch.float8_e4m3fn, "mma4": torch.uint8, "mma16": torch.bfloat16}
+    tensor = stored.view(dtype.get(layout, torch.float8_e8m0fnu))
+    packed = LAYOUTS[layout].pack(tensor)
+    assert (packed.shape, packed.dtype) == (tensor.shape, tensor.dtype)
+    assert torch.equal(LAYOUTS[layout].unpack(packed).contiguous().view(torch.uint8), stored)
+    assert not torch.equal(packed.view(torch.uint8), stored)
+
+
+def test_a_lane_finds_its_codes() -> None:
+    """Lane 4g + t holds rows g and g + 8 of columns 8t .. 8t + 7 of each 32, as mma8 words say."""
+    codes = torch.arange(16 * 128).remainder(127).to(torch.uint8).view(16, 128)
+    packed = LAYOUTS["mma8"].pack(codes.view(torch.float8_e4m3fn)).view(torch.uint8)
+    words = packed.flatten().view(torch.int32).view(4, 32, 2, 2)
+    g, t = 3, 1
+    for chunk, step, pair, high in ((0, 0, 0, 0), (2, 1, 1, 1), (3, 1, 0, 1)):
+        half = words[chunk, 4 * g + t, step, pair].item() >> 16 * high
+        column = 32 * chunk + 8 * t + 4 * step + 2 * pair + high
+        assert (half >> 7 & 0x7F, half & 0x7F) == (codes[g, column], codes[g + 8, column])
+
+
+def test_what_has_fragments() -> None:
+    assert packable("mma8", ValueType(DType.F8E4M3, (32, 64)))
+    assert not packable("mma8", ValueType(DType.F8E4M3, (24, 64)))
+    assert not packable("mma4", ValueType(DType.F8E4M3, (32, 64)))
+    assert packable("mma4", ValueType(DType.E2M1, (4, 32, 128)))
+    assert packable("mma16", ValueType(DType.BF16, (16, 32)))
+    assert not packable("mma16", ValueType(DType.BF16, (4, 256)))

@@ -1,4 +1,4 @@
-"""Runs one kernel on the operands of its op, through a plan of one launch."""
+"""Runs one kernel on the operands of its op, through a plan of nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rewright.codegen.kernel import Call
 from rewright.codegen.kernels.sm80_layouts import matrix_layout
+from rewright.codegen.targets import TARGETS
+from rewright.codegen.units import Unit
 from rewright.ir.layout import pack, padded, stored_bytes, unpack
 from rewright.ir.op import Op, results_of
 from rewright.ir.plan import ALIGN, Launch, Place, Plan
@@ -20,7 +23,7 @@ from rewright.runtime import _native
 
 INPUTS = ("tokens", "pos", "n_valid", "slot")
 WORKSPACE = 1 << 18
-"""Bytes that are enough for every kernel on the examples of its op."""
+"""Bytes that are enough for every kernel on the examples of its op, unless its definition says more."""
 POISON = 0xFF
 """Fills memory that holds nothing: NaN in every float format."""
 
@@ -105,12 +108,15 @@ def one_launch(
     *,
     pad: bool = False,
     target: str = "host",
+    whole: bool = False,
 ) -> OneLaunch:
-    """A call of `<target>.<op>`. State operands are copied, not written.
+    """A call of the first kernel of a target that computes the op alone, one launch for each of its
+    symbols. State operands are copied, not written.
 
     Args:
         pad: whether activations have padded rows.
         target: the set of kernels.
+        whole: whether it must be `<target>.<op>`, one launch.
     """
     named = dict(zip(op.operands, operands, strict=True))
     batch, tokens = step_size(op, operands)
@@ -147,23 +153,38 @@ def one_launch(
         else:
             laid = padded(type) if pad and len(type.shape) >= 3 else type
             values[name] = Place(laid, "arena", spaces["arena"].add(stored_bytes(laid)))
-    workspace = (spaces["arena"].add(WORKSPACE), WORKSPACE)
     reads = tuple(None if tensor is None else name for name, tensor in named.items())
-    launch = Launch(
-        f"{target}.{op.name}", op.name, (op.name,), reads, writes, op.bind_attrs(attrs), workspace
+    bound, variant = op.bind_attrs(attrs), Variant(tokens, batch, 1 << 20)
+    unit = Unit(op.name, op, reads, writes, bound, op.name)
+    kinds = dict.fromkeys(weights, "weight")
+    call = Call((unit,), {name: place.type for name, place in values.items()}, kinds, variant)
+    symbols, size = _kernel(target, call, whole)
+    workspace = (spaces["arena"].add(size), size)
+    launches = tuple(
+        Launch(symbol, op.name, (op.name,), reads, writes if symbol == symbols[-1] else (), bound, workspace)
+        for symbol in symbols
     )
     arena, state = spaces["arena"].memory(), spaces["state"].memory()
     plan = Plan(
         target=target,
         abi="",
-        variant=Variant(tokens, batch, 1 << 20),
+        variant=variant,
         arena_bytes=arena.numel(),
         state_bytes=state.numel(),
         values=values,
-        launches=(launch,),
+        launches=launches,
         results={name: name for name in writes},
     )
     return OneLaunch(plan, weights, arena, state, step)
+
+
+def _kernel(target: str, call: Call, whole: bool) -> tuple[tuple[str, ...], int]:
+    """Symbols of a kernel for a call of one unit, and bytes of its workspace."""
+    name = call.unit.op.name
+    for kernel in TARGETS[target].kernels:
+        if kernel.single and kernel.covers[0].ops == (name,) and (not whole or len(kernel.symbols) == 1):
+            return kernel.symbols, kernel.workspace(call) or WORKSPACE
+    return (f"{target}.{name}",), WORKSPACE
 
 
 class _Space:

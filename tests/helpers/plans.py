@@ -17,7 +17,7 @@ from rewright.codegen.units import Program, Unit
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.graph import Graph
-from rewright.ir.layout import pack, unpack
+from rewright.ir.layout import pack, stored_bytes, unpack
 from rewright.ir.op import results_of
 from rewright.ir.plan import Launch, Plan
 from rewright.ir.types import ValueType
@@ -155,12 +155,15 @@ class _Memory:
         place = self._plan.values[value]
         if place.space not in self._spaces:
             return self._given[value].clone()
-        return unpack(self._spaces[place.space][place.offset : place.end], place.type)
+        return unpack(
+            self._spaces[place.space][place.offset : place.offset + stored_bytes(place.type)], place.type
+        )
 
     def write(self, values: Mapping[str, Tensor], names: Iterable[str]) -> None:
         for name in names:
             place = self._plan.values[name]
-            self._spaces[place.space][place.offset : place.end] = pack(values[name], place.type)
+            end = place.offset + stored_bytes(place.type)  # (a value that is carried in parts has more)
+            self._spaces[place.space][place.offset : end] = pack(values[name], place.type)
 
     def scribble(self, launch: Launch) -> None:
         start, size = launch.workspace

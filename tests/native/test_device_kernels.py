@@ -10,19 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from device_results import compare
 from one_launch import one_launch, reference_by_row, valid_rows
-from torch import Tensor
 
 from rewright.codegen.kernels.sm80 import SINGLE
-from rewright.ir.formats import decode_codes
 from rewright.ir.op import registry
 from rewright.runtime import _native
 
 OPS = sorted(k.covers[0].ops[0] for k in SINGLE if set(k.symbols) <= set(_native.device_kernels()))
-
-# Largest difference of a result relative to its largest value: steps of its format, of which a sum in
-# another order can move a value by one or two where it stands at the edge of two.
-STEPS = {torch.bfloat16: 2**-7, torch.float32: 1e-5, torch.float8_e4m3fn: 2**-3, torch.uint8: 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +61,3 @@ def check(name: str, pad: bool, device: _native.Device, where: str) -> None:
                     got, want = valid_rows(got, operands, op), valid_rows(want, operands, op)
                 compare(got[mask], want[mask])
     assert calls
-
-
-def compare(got: Tensor, want: Tensor) -> None:
-    """Equal but for rounding; codes, integers and what is not finite are compared as they should be."""
-    if want.dtype in (torch.int32, torch.int64) or want.dtype == torch.float8_e8m0fnu:
-        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
-        return
-    step = STEPS[want.dtype]
-    g, w = (decode_codes(t) if t.dtype == torch.uint8 else t for t in (got, want))
-    g, w = g.double(), w.double()
-    finite = w.isfinite()
-    assert torch.equal(g[~finite].nan_to_num(), w[~finite].nan_to_num())
-    if finite.any():
-        assert (g - w)[finite].abs().max() <= step * w[finite].abs().max()

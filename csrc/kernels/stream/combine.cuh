@@ -18,9 +18,13 @@ constexpr int kHalfLogits = 12;
 DEVICE void combine_tile(const Combine& c, int tile, const float (&y)[4], int tokens, float* dots, const float* ready) {
   const int lane = lane_id(), r = lane & 15, half = lane >> 4, d = tile * 16 + r, n = c.streams;
   const int per_half = (c.logits + 1) / 2, first = half * per_half;
-  const auto fn = [&](int i, int j) {  // 0 where there is no such logit or stream
-    if (i >= per_half || first + i >= c.logits || j >= n) return 0.f;
-    return ready ? ready[((first + i) * n + j) * 16 + r] : __ldg(c.fn + (i64)(first + i) * n * c.dim + j * c.dim + d);
+  // 0 where there is no such logit or stream; the address is legal all the same, so that no load waits for a
+  // branch.
+  const float* from = ready ? ready + r : c.fn + d;
+  const i64 row = ready ? 16 : c.dim;
+  const auto fn = [&](int i, int j) {
+    const bool have = i < per_half && first + i < c.logits && j < n;
+    return have ? from[(have ? (i64)(first + i) * n + j : 0) * row] : 0.f;
   };
   for (int m = 0; m < tokens; ++m) {
     const int owner = (r & 7) * 4 + (m >> 1);

@@ -176,9 +176,9 @@ DEVICE void expert_sums(const StreamLaunch& launch) {
 
 }  // namespace
 
-KERNEL(expert_sums_one, StreamLaunch, 384, 1) { expert_sums<true, 12, 5, kMask<kE2m1Quantised>>(p); }
-KERNEL(expert_sums_any_one, StreamLaunch, 384, 1) { expert_sums<true, 12, 5, kAllFormats>(p); }
-KERNEL(expert_sums_many, StreamLaunch, 384, 1) { expert_sums<false, 12, 5, kMask<kE2m1Quantised>>(p); }
-KERNEL(expert_sums_any_many, StreamLaunch, 384, 1) { expert_sums<false, 12, 5, kAllFormats>(p); }
+KERNEL(expert_sums_one, StreamLaunch, 192, 1) { expert_sums<true, 6, 8, kMask<kE2m1Quantised>>(p); }
+KERNEL(expert_sums_any_one, StreamLaunch, 192, 1) { expert_sums<true, 6, 8, kAllFormats>(p); }
+KERNEL(expert_sums_many, StreamLaunch, 192, 1) { expert_sums<false, 6, 8, kMask<kE2m1Quantised>>(p); }
+KERNEL(expert_sums_any_many, StreamLaunch, 192, 1) { expert_sums<false, 6, 8, kAllFormats>(p); }
 
 }  // namespace rewright

@@ -1,0 +1,89 @@
+"""Every launch of sm80 plans of the example model beside the references of its ops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from plan_steps import PlanSteps, Written
+
+from rewright.codegen.derive import WithDerived
+from rewright.codegen.pack import PackedWeights, layouts_of
+from rewright.codegen.plan import make_plan
+from rewright.codegen.targets import TARGETS
+from rewright.frontend.numerics import Numerics
+from rewright.frontend.source import ModelSource
+from rewright.passes.manager import PassOptions
+from rewright.rewriting import rewrite
+from rewright.runtime import _native
+
+STEPS = [("decode", 1), ("decode", 2), ("decode", 8), ("chunk", 1), ("score", 1)]
+
+# Largest difference relative to a value's largest element: f32 in sums of another order; bf16 and codes by
+# one step where a sum lies at the edge of two, which few elements do. A product of a row that its launch
+# norms first may have met such an element: one bf16 step of one of its terms.
+F32, F32_BEHIND_ROUNDING, BF16, MOST_CODES = 2e-6, 2e-3, 2**-7, 0.01
+
+
+@pytest.mark.parametrize(("kind", "batch"), STEPS)
+@pytest.mark.parametrize("numerics", ["faithful", "bf16"])
+def test_emulated(repo_root: Path, numerics: str, kind: str, batch: int) -> None:
+    check(repo_root, numerics, kind, batch, _native.open_emulation(4), "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "batch"), STEPS)
+@pytest.mark.parametrize("numerics", ["faithful", "bf16"])
+def test_on_a_card(repo_root: Path, numerics: str, kind: str, batch: int) -> None:
+    kernels = Path(_native.__file__).parent / "kernels"
+    card = _native.open_cuda(0, sorted(map(str, kernels.glob("*.fatbin"))))
+    check(repo_root, numerics, kind, batch, card, "cuda")
+
+
+def check(repo_root: Path, numerics: str, kind: str, batch: int, device: _native.Device, where: str) -> None:
+    source = ModelSource.open(
+        repo_root / "examples" / "tiny-v4", Numerics(numerics), max_context=256, max_batch=8, chunk=8
+    )
+    variants = [v for v in source.variants() if v.kind == kind and v.batch == batch]
+    variant = max(variants, key=lambda v: v.capacity)
+    result = rewrite(source, variant, PassOptions())
+    plan = make_plan(result.graph, variant, TARGETS["sm80"])
+    stored = PackedWeights(WithDerived(source.weights(), result.derived), layouts_of([plan]))
+    weights = {
+        name: torch.stack(parts) if len(parts) > 1 else parts[0]
+        for name, place in plan.values.items()
+        if place.space == "weight"
+        for parts in [list(stored.parts(name))]
+    }
+    weights = {name: t.reshape(plan.values[name].type.storage_shape) for name, t in weights.items()}
+    steps = PlanSteps(plan, weights, device, where)
+    steps.set_width(source.config.hc_mult * source.config.hidden_size)
+    generator = torch.Generator().manual_seed(1)
+    shape, compared = (variant.batch, variant.tokens), 0
+    for at in range(2):
+        tokens = torch.randint(0, source.config.vocab_size, shape, generator=generator, dtype=torch.int32)
+        pos = torch.full((variant.batch,), at * variant.tokens, dtype=torch.int32)
+        n_valid = torch.full((variant.batch,), variant.tokens, dtype=torch.int32)
+        slot = torch.arange(variant.batch, dtype=torch.int32)
+        for written in steps.step(tokens, pos, n_valid, slot):
+            compare(written)
+            compared += 1
+    assert compared > 100
+
+
+def compare(written: Written) -> None:
+    got, want = written.got, written.want
+    where = f"{written.launch.symbol}: {written.name}"
+    if want.dtype in (torch.int32, torch.int64):
+        assert torch.equal(got, want), where
+    elif want.element_size() == 1:
+        codes = want.contiguous().view(torch.uint8)
+        assert (got.view(torch.uint8) != codes).float().mean() <= MOST_CODES, where
+    else:
+        assert got.isfinite().all(), where
+        normed = any(part.op == "rms_norm" for part in written.launch.parts)
+        # The reference's head norm rounds to bf16 at every step, as torch does, the kernel once.
+        attends = 2 if "attention" in written.launch.symbol else 1
+        step = attends * BF16 if want.dtype == torch.bfloat16 else F32_BEHIND_ROUNDING if normed else F32
+        assert (got.double() - want.double()).abs().max() <= step * want.double().abs().max(), where
