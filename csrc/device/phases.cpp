@@ -141,7 +141,7 @@ void add_phases(DeviceRegistry& all) {
   all["sm80.attn_out"] = {"quantize? + linear + hc_combine + hc_mix?", attn_out};
   all["sm80.experts_in"] = {"swiglu + quantize? + linear + route|route_hash + expert_linear*", experts_in};
   all["sm80.experts_out"] = {"swiglu + quantize? + expert_linear + expert_sum + hc_combine + hc_mix?", experts_out};
-  all["sm80.head"] = {"hc_head_split + hc_collapse + rms_norm? + linear*", head};
+  all["sm80.head"] = {"hc_head_split + hc_collapse + rms_norm? + linear", head};
 }
 
 }  // namespace rewright
