@@ -9,8 +9,8 @@ from rewright.ir.plan import ALIGN
 _F32 = 4
 _HEADS_PER_BLOCK, _KEYS_PER_TILE = 16, 32
 _MOST_SPLITS, _MOST_BLOCKS = 32, 256
-_ALIGN, _ROW_ALIGN = 64, 16
-"""Bytes that parts of a workspace begin at, and rows of scores."""
+_ROW_ALIGN = 16
+"""Bytes that rows of scores begin at."""
 
 
 def streamed(call: Call) -> int:
@@ -72,7 +72,3 @@ def index_select(call: Call) -> int:
     entries = call.attrs["capacity"] // call.attrs["ratio"]
     row = entries * call.operands["q"].dtype.bits // 8
     return _aligned(call.rows * (-(-row // _ROW_ALIGN) * _ROW_ALIGN))
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN

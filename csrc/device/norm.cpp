@@ -38,6 +38,9 @@ std::vector<DeviceLaunch> head_rms_norm(DeviceSite& site) {
   p.columns = static_cast<int>(x.cols());
   p.element = element_of(site, x);
   p.eps = static_cast<float>(site.number("eps"));
+  p.n_valid = site.step->n_valid;
+  p.per_sequence = p.rows / site.step->batch;
+  p.heads = p.per_sequence / site.step->tokens;
   return {site.launch("head_rms_norm", blocks_of(p.rows, 8), 256, p)};
 }
 

@@ -104,7 +104,7 @@ def test_sequences_of_a_loop_end_one_by_one(engine: Engine) -> None:
     assert [sorted(step) for step in drawn] == [[0, 1]] * 2 + [[1]] * 68
     assert [engine.length(s) for s in (0, 1)] == [3, 72]
     assert isinstance(engine.model, DeviceModel)
-    ids, pos, n_valid, slot = engine.model._inputs[:8].view(4, 2).tolist()
+    _ids, pos, n_valid, slot = engine.model._inputs[:8].view(4, 2).tolist()
     assert (pos, n_valid, slot) == ([2, 71], [0, 0], [0, 1])  # of the last token that each was fed
 
 

@@ -20,6 +20,7 @@
 #include "attention.h"
 
 #include "../common/numeric.cuh"
+#include "../norm/head_norm.cuh"
 
 namespace rewright {
 
@@ -176,10 +177,11 @@ DEVICE void attention_split(const AttentionParams& p) {
         const u32 words[4] = {raw[i][j].x, raw[i][j].y, raw[i][j].z, raw[i][j].w};
         UNROLL for (int w = 0; w < 4; ++w) {
           const float low = bf16_low(words[w]), high = bf16_high(words[w]);
-          sum += low * low + high * high;
+          sum += head_square(low, kBf16) + head_square(high, kBf16);
         }
       }
-      scale = rsqrtf(warp_sum(sum) / (float)D + p.eps);
+      const bool beyond = beyond_vectors(token * p.heads + head + i, p.n_valid[batch] * p.heads);
+      scale = head_scale(warp_sum(sum), D, p.eps, kBf16, beyond);
     }
     UNROLL for (int j = 0; j < kPerLane; ++j) {
       const int chunk = lane + 32 * j, h = 2 * warp + i;
@@ -352,9 +354,10 @@ KERNEL(attention_any, AttentionParams, 128, 1) {
   for (int d = me; d < p.dim; d += 128) {
     q[d] = load_element(from, d, p.element);
     o[d] = 0.f;
-    sum += q[d] * q[d];
+    sum += head_square(q[d], p.element);
   }
-  const float norm = p.cos ? rsqrtf(block_sum(sum, scratch) / (float)p.dim + p.eps) : 1.f;
+  const bool beyond = beyond_vectors(token * p.heads + head, p.n_valid[batch] * p.heads);
+  const float norm = p.cos ? head_scale(block_sum(sum, scratch), p.dim, p.eps, p.element, beyond) : 1.f;
   for (int d = me; d < p.dim; d += 128) q[d] = round_to(q[d] * norm, p.element);
   __syncthreads();
   const auto rotate = [&](float* x, float sign) {

@@ -2,8 +2,6 @@
 //
 // rms_norm: y = round(weight * (x * rsqrt(mean(x^2) + eps))), a block a row; bound by the latency of two
 // reads of a row. head_rms_norm: the same without a weight, a warp a head, 8 heads a block; bound by memory.
-// On bf16 the reference rounds behind every step of a head's norm as the released code does; here it is fp32
-// inside and rounded once, which is closer to the exact norm and within two steps of the reference.
 #include "norm.cuh"
 
 namespace rewright {

@@ -1,6 +1,7 @@
 // RMS norms of one row.
 #pragma once
 
+#include "head_norm.cuh"
 #include "../common/vectors.cuh"
 #include "norm.h"
 
@@ -38,9 +39,11 @@ DEVICE void head_rms_norm_row(const HeadRmsNormParams& p, int row) {
   float sum = 0.f;
   for (int i = lane_id(); i < pairs; i += 32) {
     const float2 v = load_pair(x, i, p.element);
-    sum += v.x * v.x + v.y * v.y;
+    sum += head_square(v.x, p.element) + head_square(v.y, p.element);
   }
-  const float scale = rms_scale(warp_sum(sum), p.columns, p.eps);
+  const int batch = row / p.per_sequence;
+  const bool beyond = beyond_vectors(row % p.per_sequence, p.n_valid[batch] * p.heads);
+  const float scale = head_scale(warp_sum(sum), p.columns, p.eps, p.element, beyond);
   for (int i = lane_id(); i < pairs; i += 32) {
     const float2 v = load_pair(x, i, p.element);
     store_pair(y, i, p.element, make_float2(v.x * scale, v.y * scale));

@@ -16,7 +16,9 @@ struct HeadRmsNormParams {
   const void* x;  // [rows, columns], a head a row
   void* y;        // like x
   long long x_pitch, y_pitch;
+  const int* n_valid;
   int rows, columns, element;  // Element
+  int heads, per_sequence;     // rows of a token, and of all tokens of a sequence
   float eps;
 };
 
