@@ -8,7 +8,6 @@ from rewright.ir.plan import ALIGN
 
 _F32 = 4
 _HEADS_PER_BLOCK, _KEYS_PER_TILE = 16, 32
-_MOST_SPLITS, _MOST_BLOCKS = 32, 256
 _ROW_ALIGN = 16
 """Bytes that rows of scores begin at."""
 
@@ -41,13 +40,11 @@ def _aligned(nbytes: int) -> int:
 
 
 def attention(call: Call) -> int:
-    """Weighted sums, maximum and denominator of every head and split of the keys. There are as many splits
-    as there are tiles of keys, as long as the blocks of a launch do not get too many."""
-    heads, head_dim = _heads(call)
+    """Scores of every head and key, and the largest of every tile of keys."""
+    heads, _ = _heads(call)
     groups, tiles = -(-heads // _HEADS_PER_BLOCK), -(-_keys(call) // _KEYS_PER_TILE)
-    most = min(max(_MOST_BLOCKS // (call.rows * groups), 1), _MOST_SPLITS)
-    sums = min(most, tiles) * call.rows * heads
-    return _aligned(sums * head_dim * _F32) + _aligned(sums * 2 * _F32)
+    largest = call.rows * groups * tiles * _HEADS_PER_BLOCK
+    return _aligned(largest * _KEYS_PER_TILE * _F32) + _aligned(largest * _F32)
 
 
 def _heads(call: Call) -> tuple[int, int]:

@@ -95,11 +95,11 @@ struct Attention {
   // Shares the workspace out; formulas as in codegen/kernels/sm80_workspace.py.
   void split() {
     const int64_t tiles = (keys_ + kKeysPerTile - 1) / kKeysPerTile, rows = site_.rows();
-    const int64_t most = std::clamp<int64_t>(kBlocks / (rows * groups()), 1, kMostSplits);
-    p.splits = static_cast<int>(std::min(most, tiles));
+    p.splits = static_cast<int>(std::min(std::max<int64_t>(kBlocks / (rows * groups()), 1), tiles));
+    p.tiles = static_cast<int>(tiles);
     one_tile_ = p.splits == tiles;
-    p.partial = site_.take_workspace<float>(rows * p.splits * heads_ * dim_);
-    p.norms = site_.take_workspace<float>(rows * p.splits * heads_ * 2);
+    p.scores = site_.take_workspace<float>(rows * groups() * tiles * kHeadsPerBlock * kKeysPerTile);
+    p.tops = site_.take_workspace<float>(rows * groups() * tiles * kHeadsPerBlock);
   }
 
   void result() {
@@ -107,7 +107,7 @@ struct Attention {
     site_.require(y.dtype == q.dtype && y.rank() >= 3 && y.dim(0) == q.dim(0) && y.dim(1) == q.dim(1) &&
                       y.count() == q.count() && y.cols() % dim_ == 0 && (fused_ || y.shape == q.shape),
                   "the result does not fit the queries");
-    site_.require(!fast || (y.pitch % 8 == 0 && reinterpret_cast<uintptr_t>(y.data) % 8 == 0), "the result is not aligned");
+    site_.require(!fast || (y.pitch % 4 == 0 && reinterpret_cast<uintptr_t>(y.data) % 4 == 0), "the result is not aligned");
     p.y = y.data;
     p.y_pitch = y.pitch;
     p.y_heads = static_cast<int>(y.cols() / dim_);
@@ -119,8 +119,7 @@ struct Attention {
                         static_cast<unsigned>(site_.rows() * p.splits * groups()), 256, p, shared);
   }
   DeviceLaunch combine_launch() const {
-    const int64_t blocks = (heads_ * dim_ + kDimsPerBlock - 1) / kDimsPerBlock;
-    return site_.launch("attention_combine", static_cast<unsigned>(site_.rows() * blocks), kDimsPerBlock / 4, p);
+    return site_.launch("attention_combine", static_cast<unsigned>(site_.rows() * groups() * (dim_ / kDimsPerBlock)), 256, p);
   }
   DeviceLaunch any_launch() const {
     return site_.launch("attention_any", static_cast<unsigned>(site_.rows() * heads_), 128, p,
@@ -129,7 +128,6 @@ struct Attention {
 
  private:
   static constexpr int64_t kBlocks = 256;  // of a launch, about two on each multiprocessor
-  static constexpr int64_t kDimsPerBlock = 256;
 
   int64_t groups() const { return (heads_ + kHeadsPerBlock - 1) / kHeadsPerBlock; }
 

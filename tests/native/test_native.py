@@ -35,5 +35,7 @@ def test_cpu_features_are_those_the_kernel_reports():
 
 def test_stub_and_extension_have_the_same_names():
     stub = Path(rewright.runtime.__file__).with_name("_native.pyi").read_text(encoding="utf-8")
-    declared = {n.name for n in ast.parse(stub).body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    body = ast.parse(stub).body
+    declared = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    declared |= {node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
     assert declared == {name for name in dir(_native) if not name.startswith("_")}

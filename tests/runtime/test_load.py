@@ -134,8 +134,8 @@ def test_another_format_is_refused(copy: Path, version: object) -> None:
 
 
 def test_another_target_is_refused(copy: Path) -> None:
-    edit_manifest(copy, lambda m: m.update(target="sm80"))
-    with pytest.raises(BadInput, match="target 'sm80'; this Rewright runs 'host'"):
+    edit_manifest(copy, lambda m: m.update(target="tpu"))
+    with pytest.raises(BadInput, match="target 'tpu'; this Rewright runs host and sm80"):
         Artifact.open(copy)
 
 

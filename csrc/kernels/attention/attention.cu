@@ -1,20 +1,19 @@
 // Attention of few queries over the window and the compressed entries: one vector is key and value.
 //
-// attention_split_D: what a part of the keys gives, on tensor cores, for heads of D = 128, 256 or 512. A
-// block takes 16 heads of a token (the rows of one matrix instruction) and every key of its split, 32 keys
-// a tile. Head norm and RoPE of the queries come first, while the first tile is under way. The tile
-// [32][D] lies in shared memory once, its 16-byte chunks moved by the low bits of the key's number so that
-// neither product meets a bank twice: read as it lies it is K^T, read transposed it is V. Each of 8 warps
-// multiplies an eighth of the dims for the scores, which are added up over the warps in order; then each
-// has two heads for the softmax; then each owns an eighth of the dims of the values. The maximum of a tile
-// is known before its weights are rounded; of several tiles the sums are rescaled. The grid is
-// [token][split][group of heads], fixed when the plan is loaded; how many keys there are is known on the
-// card, whose tiles the splits share evenly, and splits without any end at once. Bound by latency: three
-// dependent loads (position, list of entries, keys), two products, one store.
+// attention_split_D: the scores, on tensor cores, for heads of D = 128, 256 or 512. A block takes 16 heads of
+// a token (the rows of one matrix instruction) and every key of its split, 32 keys a tile. Head norm and
+// RoPE of the queries come first, while the first tile is under way. A tile's 16-byte chunks are moved by
+// the low bits of the key's number, so that no read meets a bank twice. Each of 8 warps multiplies an eighth
+// of the dims, added up over the warps in order; then each has two heads, whose scores and largest score of
+// the tile go to memory. The grid is [token][split][group of heads], fixed when the plan is loaded; how many
+// keys there are is known on the card, whose tiles the splits share evenly.
 //
-// attention_combine: the sum over splits with the sink in the denominator, inverse RoPE, one rounding each;
-// a thread for four dims, a warp within one head, whose lane s holds the factor of split s. Bound by the
-// latency of two loads.
+// attention_combine: the rest, for 64 dims of 16 heads of a token a block. The largest score of all keys is
+// known before a weight is rounded to bf16, as in the released kernel. 128 keys at a time, of which a warp
+// gives two heads their weights and multiplies eight dims; then the sink in the denominator, inverse RoPE,
+// one rounding each. The grid is [token][group of heads][64 dims].
+//
+// Both are bound by latency: positions, list of entries, keys, one after the other.
 //
 // attention_any: the same from queries to result for any heads and f32 too, a block for a head of a token.
 #include "attention.h"
@@ -94,8 +93,6 @@ DEVICE void attention_split(const AttentionParams& p) {
   DYNAMIC_SHARED(queries);                                // [16][kChunks]
   uint4* const tiles = queries + kHeadsPerBlock * kChunks;  // [stages][32][kChunks]
   __shared__ float2 parts[kWarps][kHeadsPerBlock][kPartRow / 2];
-  __shared__ uint4 weights[kHeadsPerBlock][5];  // bf16 by head and key; 80 bytes a row
-  __shared__ float corrections[kHeadsPerBlock];
 
   const int groups = (p.heads + kHeadsPerBlock - 1) / kHeadsPerBlock;
   const int group = blockIdx.x % groups, split = blockIdx.x / groups % p.splits, row = blockIdx.x / groups / p.splits;
@@ -120,15 +117,17 @@ DEVICE void attention_split(const AttentionParams& p) {
   const int end = min(all, (split + 1) * share);
   int next = split * share;  // the tile to fetch
 
-  // Keys of the next tile that has some, by lane; 0: there is none left.
-  const auto find = [&](const char*& key) {
+  const i64 first_tile = ((i64)row * groups + group) * p.tiles;
+  // Keys of the next tile that has some, by lane; 0: there is none left. Tiles without are said to have none.
+  const auto find = [&](const char*& key, int& number) {
     for (; next < end; ++next) {
       key = places.key(p, next * kKeysPerTile + lane);
       const u32 present = __ballot_sync(kAllLanes, key != nullptr);
       if (present) {
-        ++next;
+        number = next++;
         return present;
       }
+      if (warp == 0 && lane < kHeadsPerBlock) p.tops[(first_tile + next) * kHeadsPerBlock + lane] = no_score();
     }
     return 0u;
   };
@@ -157,16 +156,10 @@ DEVICE void attention_split(const AttentionParams& p) {
     }
   }
 
-  float* const norms = p.norms + ((i64)row * p.splits + split) * p.heads * 2;
   const char* key = nullptr;
-  u32 present = find(key);
-  if (!present) {
-    if (lane < 2 && head + lane < p.heads) {
-      norms[2 * (head + lane)] = no_score();
-      norms[2 * (head + lane) + 1] = 0.f;
-    }
-    return;
-  }
+  int tile_of = 0;  // number of the tile that is found
+  u32 present = find(key, tile_of);
+  if (!present) return;
   fetch(key, tiles);
 
   UNROLL for (int i = 0; i < 2; ++i) {
@@ -190,20 +183,16 @@ DEVICE void attention_split(const AttentionParams& p) {
     }
   }
 
-  float top[2] = {no_score(), no_score()}, total[2] = {0.f, 0.f};  // of this warp's heads
-  float values[kOwn][4];                                          // of this warp's dims
-  UNROLL for (int n = 0; n < kOwn; ++n) {
-    UNROLL for (int i = 0; i < 4; ++i) values[n][i] = 0.f;
-  }
   const int g = lane >> 2, t = lane & 3, half = (lane >> 3) & 1, quarter = lane >> 4, eighth = lane & 7;
   for (int stage = 0; present; stage ^= kStages - 1) {
     const uint4* const tile = tiles + stage * kKeysPerTile * kChunks;
     copy_wait<0>();
     __syncthreads();
     const u32 mine = present;
+    const i64 number = first_tile + tile_of;
     present = 0;
     if (kStages > 1) {
-      present = find(key);
+      present = find(key, tile_of);
       if (present) fetch(key, tiles + (stage ^ 1) * kKeysPerTile * kChunks);
     }
 
@@ -234,44 +223,11 @@ DEVICE void attention_split(const AttentionParams& p) {
       float score = 0.f;
       UNROLL for (int w = 0; w < kWarps; ++w) score += ((const float*)parts[w][h])[lane];
       score = mine >> lane & 1 ? score * p.scale : no_score();
-      const float higher = fmaxf(top[i], warp_max(score));
-      const float weight = expf(score - higher), correction = expf(top[i] - higher);
-      top[i] = higher;
-      total[i] = total[i] * correction + warp_sum(weight);
-      ((u16*)weights[h])[lane] = float_to_bf16(weight);
-      if (lane == 0) corrections[h] = correction;
+      p.scores[(number * kHeadsPerBlock + h) * kKeysPerTile + lane] = score;
+      const float top = warp_max(score);
+      if (lane == 0) p.tops[number * kHeadsPerBlock + h] = top;
     }
     __syncthreads();
-
-    if (kStages > 1) {
-      const float low = corrections[g], high = corrections[g + 8];
-      UNROLL for (int n = 0; n < kOwn; ++n) {
-        values[n][0] *= low;
-        values[n][1] *= low;
-        values[n][2] *= high;
-        values[n][3] *= high;
-      }
-    }
-    UNROLL for (int k = 0; k < 2; ++k) {
-      u32 a[4];
-      load_matrices(a, &weights[eighth + 8 * half][2 * k + quarter]);
-      UNROLL for (int n = 0; n < kOwn / 2; ++n) {
-        u32 b[4];
-        load_matrices_trans(b, tile + (k * 16 + eighth + 8 * half) * kChunks + ((warp * kOwn + 2 * n + quarter) ^ eighth));
-        mma_bf16(values[2 * n], a, b[0], b[1]);
-        mma_bf16(values[2 * n + 1], a, b[2], b[3]);
-      }
-    }
-  }
-
-  float* const partial = p.partial + ((i64)row * p.splits + split) * p.heads * D + warp * (D / kWarps) + 2 * t;
-  const int low = group * kHeadsPerBlock + g, high = low + 8;
-  UNROLL for (int n = 0; n < kOwn; ++n) {
-    if (low < p.heads) *(float2*)(partial + low * D + n * 8) = make_float2(values[n][0], values[n][1]);
-    if (high < p.heads) *(float2*)(partial + high * D + n * 8) = make_float2(values[n][2], values[n][3]);
-  }
-  if (lane < 2 && head + lane < p.heads) {
-    *(float2*)(norms + 2 * (head + lane)) = lane ? make_float2(top[1], total[1]) : make_float2(top[0], total[0]);
   }
 }
 
@@ -284,59 +240,89 @@ KERNEL(attention_tile_128, AttentionParams, 256, 2) { attention_split<128, 1>(p)
 KERNEL(attention_tile_256, AttentionParams, 256, 2) { attention_split<256, 1>(p); }
 KERNEL(attention_tile_512, AttentionParams, 256, 2) { attention_split<512, 1>(p); }
 
-KERNEL(attention_combine, AttentionParams, 64, 1) {
-  constexpr int kAtOnce = 8;  // splits whose values are under way
-  const int all = p.heads * p.dim, blocks = (all + 255) / 256;
-  const int row = blockIdx.x / blocks, flat = blockIdx.x % blocks * 256 + threadIdx.x * 4;
+KERNEL(attention_combine, AttentionParams, 256, 2) {
+  constexpr int kKeys = 128, kTiles = kKeys / kKeysPerTile, kPieces = kDimsPerBlock / 8;  // of 16 bytes
+  __shared__ uint4 values[2][kKeys][kPieces];
+  __shared__ uint4 weights[kHeadsPerBlock][kKeys / 8 + 1];  // bf16 by head and key; banks of eight rows differ
+  __shared__ float denominators[kHeadsPerBlock];
+  const int slices = p.dim / kDimsPerBlock, groups = (p.heads + kHeadsPerBlock - 1) / kHeadsPerBlock;
+  const int slice = blockIdx.x % slices, group = blockIdx.x / slices % groups, row = blockIdx.x / slices / groups;
   const int batch = row / p.tokens, token = row % p.tokens;
-  if (flat >= all) return;  // whole warps: a head has a multiple of 128 dims
-  const int head = flat / p.dim, dim = flat % p.dim, lane = lane_id();
-  float2 mine = make_float2(no_score(), 0.f);
-  if (lane < p.splits) mine = *(const float2*)(p.norms + (((i64)row * p.splits + lane) * p.heads + head) * 2);
-  const float* partial = p.partial + (i64)row * p.splits * all + flat;
-  float4 loaded[kAtOnce];
-  UNROLL for (int i = 0; i < kAtOnce; ++i) {
-    if (i < p.splits) loaded[i] = *(const float4*)(partial + (i64)i * all);
-  }
-  const float sink = load_element(p.sink, head, p.sink_element);
+  const int lane = lane_id(), warp = warp_id(), g = lane >> 2, t = lane & 3, half = (lane >> 3) & 1, quarter = lane >> 4;
   if (token >= p.n_valid[batch]) return;
-  const int at = p.pos[batch] + token;
-  const int pair = (dim - (p.dim - 2 * p.pairs)) / 2;
-  float2 c = make_float2(1.f, 1.f), s = make_float2(0.f, 0.f);
-  const bool turned = p.cos && dim >= p.dim - 2 * p.pairs;
-  if (turned) {
-    c = *(const float2*)(table_row(p, p.cos, p.cos_pitch, at) + pair);
-    s = *(const float2*)(table_row(p, p.sin, p.sin_pitch, at) + pair);
-  }
+  const Places places(p, batch, token);
+  const int tiles = (places.count + kKeysPerTile - 1) / kKeysPerTile;
+  const i64 first_tile = ((i64)row * groups + group) * p.tiles;
 
-  const float top = warp_max(mine.x);
-  const float factor = mine.y > 0.f ? expf(mine.x - top) : 0.f;
-  const float denominator = warp_sum(factor * mine.y) + expf(sink - top);
-  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-  for (int first = 0; first < p.splits; first += kAtOnce) {
-    if (first) {
-      UNROLL for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i < p.splits) loaded[i] = *(const float4*)(partial + (i64)(first + i) * all);
+  // Sixteen keys a warp.
+  const auto fetch = [&](int first, uint4 (*to)[kPieces]) {
+    const char* key = places.key(p, first + warp * 16 + (lane & 15));
+    UNROLL for (int i = 0; i < 16 * kPieces / 32; ++i) {
+      const int at = i * 32 + lane, k = at / kPieces, piece = at % kPieces;
+      const char* from = (const char*)__shfl_sync(kAllLanes, (u64)key, k);
+      uint4* place = &to[warp * 16 + k][piece ^ (k & 7)];
+      if (from) copy_async(place, from + (slice * kPieces + piece) * 16);
+      else *place = make_uint4(0, 0, 0, 0);
+    }
+    copy_commit();
+  };
+  fetch(0, values[0]);
+
+  float top[2], total[2] = {0.f, 0.f};  // of this warp's heads
+  UNROLL for (int i = 0; i < 2; ++i) {
+    top[i] = no_score();
+    for (int n = lane; n < tiles; n += 32) top[i] = fmaxf(top[i], p.tops[(first_tile + n) * kHeadsPerBlock + 2 * warp + i]);
+    top[i] = warp_max(top[i]);
+  }
+  float sum[4] = {0.f, 0.f, 0.f, 0.f};
+  for (int first = 0, stage = 0; first < places.count; first += kKeys, stage ^= 1) {
+    if (first + kKeys < places.count) fetch(first + kKeys, values[stage ^ 1]);
+    else copy_commit();
+    UNROLL for (int i = 0; i < 2; ++i) {
+      const int h = 2 * warp + i;
+      UNROLL for (int n = 0; n < kTiles; ++n) {
+        const int tile = first / kKeysPerTile + n;
+        float weight = 0.f;
+        // (a tile without keys has no scores; the one key that always is there gives a top)
+        if (tile < tiles && p.tops[(first_tile + tile) * kHeadsPerBlock + h] > no_score()) {
+          weight = expf(p.scores[((first_tile + tile) * kHeadsPerBlock + h) * kKeysPerTile + lane] - top[i]);
+        }
+        total[i] += weight;
+        ((u16*)weights[h])[n * kKeysPerTile + lane] = float_to_bf16(weight);
       }
     }
-    UNROLL for (int i = 0; i < kAtOnce; ++i) {
-      const float f = __shfl_sync(kAllLanes, factor, (first + i) & 31);
-      if (first + i >= p.splits || f == 0.f) continue;  // (a split without keys has left no values)
-      sum.x += f * loaded[i].x;
-      sum.y += f * loaded[i].y;
-      sum.z += f * loaded[i].z;
-      sum.w += f * loaded[i].w;
+    copy_wait<1>();
+    __syncthreads();
+    UNROLL for (int k = 0; k < kTiles; ++k) {
+      u32 a[4], b[4];
+      const int key = k * kKeysPerTile + lane;
+      load_matrices_trans(b, &values[stage][key][warp ^ (key & 7)]);
+      load_matrices(a, &weights[(lane & 7) + 8 * half][k * 4 + quarter]);
+      mma_bf16(sum, a, b[0], b[1]);
+      load_matrices(a, &weights[(lane & 7) + 8 * half][k * 4 + 2 + quarter]);
+      mma_bf16(sum, a, b[2], b[3]);
     }
+    __syncthreads();
   }
-  float o[4] = {sum.x / denominator, sum.y / denominator, sum.z / denominator, sum.w / denominator};
-  UNROLL for (int i = 0; i < 4; ++i) o[i] = round_to_bf16(o[i]);
-  if (turned) {
-    turn(o[0], o[1], c.x, -s.x);
-    turn(o[2], o[3], c.y, -s.y);
+  UNROLL for (int i = 0; i < 2; ++i) {
+    const int h = 2 * warp + i, head = group * kHeadsPerBlock + h;
+    const float whole = warp_sum(total[i]);
+    if (lane == 0 && head < p.heads) denominators[h] = whole + expf(load_element(p.sink, head, p.sink_element) - top[i]);
   }
-  const i64 place = (i64)row * p.heads + head;
-  char* y = (char*)p.y + place / p.y_heads * p.y_pitch + (place % p.y_heads * p.dim + dim) * 2;
-  *(uint2*)y = make_uint2(pack_bf16(o[0], o[1]), pack_bf16(o[2], o[3]));
+  __syncthreads();
+
+  const int dim = slice * kDimsPerBlock + warp * 8 + 2 * t, pair = (dim - (p.dim - 2 * p.pairs)) / 2;
+  const bool turned = p.cos && dim >= p.dim - 2 * p.pairs;
+  const float c = turned ? table_row(p, p.cos, p.cos_pitch, places.at)[pair] : 1.f;
+  const float s = turned ? table_row(p, p.sin, p.sin_pitch, places.at)[pair] : 0.f;
+  UNROLL for (int i = 0; i < 2; ++i) {
+    const int h = g + 8 * i, head = group * kHeadsPerBlock + h;
+    if (head >= p.heads) continue;
+    float even = round_to_bf16(sum[2 * i] / denominators[h]), odd = round_to_bf16(sum[2 * i + 1] / denominators[h]);
+    if (turned) turn(even, odd, c, -s);
+    const i64 place = (i64)row * p.heads + head;
+    *(u32*)((char*)p.y + place / p.y_heads * p.y_pitch + (place % p.y_heads * p.dim + dim) * 2) = pack_bf16(even, odd);
+  }
 }
 
 KERNEL(attention_any, AttentionParams, 128, 1) {

@@ -4,7 +4,7 @@
 namespace rewright {
 
 constexpr int kHeadsPerBlock = 16, kKeysPerTile = 32;  // of the kernels on tensor cores
-constexpr int kMostSplits = 32;                        // lanes of the warp that joins them
+constexpr int kDimsPerBlock = 64;                      // of attention_combine
 
 struct AttentionParams {
   const void* q;           // rows of B*T tokens, heads `q_head` bytes apart, tokens `q_pitch`
@@ -15,11 +15,11 @@ struct AttentionParams {
   const void* sink;        // [heads]
   const float *cos, *sin;  // [table_rows, pairs], or null: q is ready and the result stays as it is
   const int *pos, *n_valid, *slot;
-  float* partial;  // [B*T, splits, heads, dim] sums of weighted values
-  float* norms;    // [B*T, splits, heads, 2] largest score and sum of weights; a sum of 0: no keys
+  float* scores;  // [B*T, groups, tiles, 16, 32] of tiles with keys
+  float* tops;    // [B*T, groups, tiles, 16] largest of a tile, -inf where it has no keys
   void* y;         // rows of `y_heads` heads
   long long q_pitch, q_head, kv_pitch, window_pitch, compressed_pitch, index_pitch, cos_pitch, sin_pitch, y_pitch;
-  int tokens, heads, dim, y_heads, window_keys, slot_entries, entries, listed, ratio, splits, pairs, table_rows;
+  int tokens, heads, dim, y_heads, window_keys, slot_entries, entries, listed, ratio, splits, tiles, pairs, table_rows;
   int element, sink_element;  // Element
   float eps, scale;
 };
