@@ -76,6 +76,10 @@ class DeviceProgram:
     def launches(self) -> int:
         """Launches of the plan."""
 
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the card's kernels that `run` launches, in order."""
+
     def run(self, stream: int, begin: int = 0, end: int | None = None) -> None:
         """Launch the plan's launches [begin, end) on a stream; nothing is waited for."""
 
@@ -117,6 +121,10 @@ class DeviceSampler:
         ring_length: int,
         ring_rows: int,
     ) -> None: ...
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the kernels that `run` launches."""
+
     def run(self, stream: int) -> None:
         """Launch it on a stream; nothing is waited for."""
 

@@ -128,6 +128,7 @@ PYBIND11_MODULE(_native, m) {
       .def(py::init(&make_device_program), py::arg("plan"), py::arg("weights"), py::arg("arena"), py::arg("state"),
            py::arg("inputs"), py::arg("device"), py::keep_alive<1, 7>())
       .def_property_readonly("launches", &DeviceProgram::size)
+      .def_property_readonly("kernels", &DeviceProgram::kernels, "Names of the card's kernels that `run` launches, in order.")
       .def("run", [](const DeviceProgram& program, uintptr_t stream, size_t begin, std::optional<size_t> end) {
         program.run(stream, begin, end.value_or(program.size()));
       }, py::arg("stream"), py::arg("begin") = 0, py::arg("end") = py::none(), py::call_guard<py::gil_scoped_release>(),
@@ -140,6 +141,7 @@ PYBIND11_MODULE(_native, m) {
       .def(py::init(&make_device_sampler), py::arg("device"), py::arg("logits"), py::arg("batch"), py::arg("rows"),
            py::arg("weights"), py::arg("inputs"), py::arg("ring"), py::arg("ring_length"), py::arg("ring_rows"),
            py::keep_alive<1, 2>())
+      .def_property_readonly("kernels", &DeviceSampler::kernels, "Names of the kernels that `run` launches.")
       .def("run", &DeviceSampler::run, py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
            "Launch it on a stream; nothing is waited for.");
   m.def("sample_row", &sample_row, py::arg("temperature"), py::arg("top_p"), py::arg("seed"), py::arg("draw"), py::arg("left"),

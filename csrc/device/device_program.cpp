@@ -46,6 +46,14 @@ void DeviceProgram::run(uintptr_t stream, size_t begin, size_t end) const {
   }
 }
 
+std::vector<std::string> DeviceProgram::kernels() const {
+  std::vector<std::string> names;
+  for (const std::vector<DeviceLaunch>& launches : launches_) {
+    for (const DeviceLaunch& launch : launches) names.push_back(launch.function.name);
+  }
+  return names;
+}
+
 const Tensor& DeviceProgram::result(const std::string& name) const {
   const auto found = results_.find(name);
   check(found != results_.end(), "the step has no result " + name);

@@ -20,6 +20,8 @@ class DeviceProgram {
 
   // Launches of the plan.
   size_t size() const { return launches_.size(); }
+  // Names of the card's kernels that `run` launches, in order.
+  std::vector<std::string> kernels() const;
   const Tensor& result(const std::string& name) const;
 
  private:

@@ -1,6 +1,7 @@
 // The sampling kernel bound to memory: it stands behind the launches of a decode step, in no plan.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "../kernels/sampling/sample.h"
@@ -13,6 +14,8 @@ class DeviceSampler {
   // All addresses of `params` are the card's and outlive the sampler. Throws DeviceError or PlanError.
   DeviceSampler(Device& device, const SampleParams& params, int batch);
   void run(uintptr_t stream) const { device_.launch(launch_, stream); }
+  // Names of the kernels that `run` launches.
+  std::vector<std::string> kernels() const { return {launch_.function.name}; }
 
  private:
   Device& device_;

@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from plan_steps import PlanSteps, Written
+from tiny_plan import tiny_plan, tiny_source
 
-from rewright.codegen.derive import WithDerived
-from rewright.codegen.pack import PackedWeights, layouts_of
-from rewright.codegen.plan import make_plan
-from rewright.codegen.targets import TARGETS
-from rewright.frontend.numerics import Numerics
-from rewright.frontend.source import ModelSource
-from rewright.passes.manager import PassOptions
-from rewright.rewriting import rewrite
 from rewright.runtime import _native
 
 STEPS = [("decode", 1), ("decode", 2), ("decode", 8), ("chunk", 1), ("score", 1)]
@@ -28,35 +21,23 @@ F32, F32_BEHIND_ROUNDING, BF16, MOST_CODES = 2e-6, 2e-3, 2**-7, 0.01
 
 @pytest.mark.parametrize(("kind", "batch"), STEPS)
 @pytest.mark.parametrize("numerics", ["faithful", "bf16"])
-def test_emulated(repo_root: Path, numerics: str, kind: str, batch: int) -> None:
-    check(repo_root, numerics, kind, batch, _native.open_emulation(4), "cpu")
+def test_emulated(numerics: str, kind: str, batch: int) -> None:
+    check(numerics, kind, batch, _native.open_emulation(4), "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kind", "batch"), STEPS)
 @pytest.mark.parametrize("numerics", ["faithful", "bf16"])
-def test_on_a_card(repo_root: Path, numerics: str, kind: str, batch: int) -> None:
+def test_on_a_card(numerics: str, kind: str, batch: int) -> None:
     kernels = Path(_native.__file__).parent / "kernels"
     card = _native.open_cuda(0, sorted(map(str, kernels.glob("*.fatbin"))))
-    check(repo_root, numerics, kind, batch, card, "cuda")
+    check(numerics, kind, batch, card, "cuda")
 
 
-def check(repo_root: Path, numerics: str, kind: str, batch: int, device: _native.Device, where: str) -> None:
-    source = ModelSource.open(
-        repo_root / "examples" / "tiny-v4", Numerics(numerics), max_context=256, max_batch=8, chunk=8
-    )
-    variants = [v for v in source.variants() if v.kind == kind and v.batch == batch]
-    variant = max(variants, key=lambda v: v.capacity)
-    result = rewrite(source, variant, PassOptions())
-    plan = make_plan(result.graph, variant, TARGETS["sm80"])
-    stored = PackedWeights(WithDerived(source.weights(), result.derived), layouts_of([plan]))
-    weights = {
-        name: torch.stack(parts) if len(parts) > 1 else parts[0]
-        for name, place in plan.values.items()
-        if place.space == "weight"
-        for parts in [list(stored.parts(name))]
-    }
-    weights = {name: t.reshape(plan.values[name].type.storage_shape) for name, t in weights.items()}
+def check(numerics: str, kind: str, batch: int, device: _native.Device, where: str) -> None:
+    source = tiny_source(numerics)
+    plan, weights = tiny_plan(source, kind, batch)
+    variant = plan.variant
     steps = PlanSteps(plan, weights, device, where)
     steps.set_width(source.config.hc_mult * source.config.hidden_size)
     generator = torch.Generator().manual_seed(1)
