@@ -9,6 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewright.cli import output
+from rewright.cli.bench_model import (
+    BenchModel,
+    Chunk,
+    Layers,
+    MaxBatch,
+    MaxContext,
+    NoPass,
+    Numerics,
+    RandomOptions,
+    RandomWeights,
+    Target,
+)
 from rewright.cli.execution import Threads, open_engine
 from rewright.ir.errors import UsageError
 
@@ -19,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def bench(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Compiled model.")],
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Compiled model.")] = None,
     prompt: Annotated[
         str, typer.Option("-p", "--prompt", help="Prompt lengths in tokens, by comma.")
     ] = "256",
@@ -38,39 +50,61 @@ def bench(
         typer.Option("--peers", help="Measure the reference interpreter and torch bf16 eager as well."),
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    random_weights: RandomWeights = None,
+    layers: Layers = None,
+    max_context: MaxContext = None,
+    max_batch: MaxBatch = None,
+    chunk: Chunk = None,
+    numerics: Numerics = None,
+    target: Target = None,
+    no_pass: NoPass = None,
 ) -> None:
     """Measure prefill and decode. Every prompt is random tokens, the same in every run; nothing is cached
     between runs; decode starts behind a prefilled prompt, and its time is that of the decode steps alone.
+
+    --random-weights needs no checkpoint: weights are drawn where the model runs, valid codes and scales,
+    and the router spreads tokens over experts. It takes the options from --layers to --no-pass.
 
     Examples:
 
       rewright bench out -p 128,512 -n 64 -b 1,4
 
       rewright bench out --peers --json
+
+      rewright bench --random-weights examples/configs/v4-flash.json --layers 12 -p 1024 -b 1,8
     """
     from rewright.runtime.bench import cases, measure
-    from rewright.runtime.load import Artifact
 
     if not 1 <= repeats <= 1000:
         raise UsageError(f"{repeats} is not from 1 to 1000", where="-r")
-    artifact = Artifact.open(out)
-    engine = open_engine(artifact, threads=threads)
+    prompts, batches = _positive(prompt, "-p"), _positive(batch, "-b")
+    random = RandomOptions(max_context, max_batch, chunk, numerics, target, no_pass, layers)
+    model = BenchModel(out, random_weights, random, max(prompts) + new, batches)
+    if random_weights is not None and peers:
+        raise UsageError(
+            "the peers run the weights of a compiled model",
+            where="--peers",
+            fix="measure OUT, or leave it out",
+        )
+    artifact = model.artifact()
     ours = artifact.manifest.target
-    wanted = cases(engine, _numbers(prompt, "-p"), new, _numbers(batch, "-b"))
+    wanted = cases(artifact.manifest.limits, prompts, new, batches)
+    engine = open_engine(artifact, threads=threads)
     measured: dict[str, list[Result]] = {}
     with output.ProgressBar() as bar:
         rivals = _peers(artifact, wanted) if peers else {}
         advance = bar.counter("measuring", len(wanted) * (1 + len(rivals)))
         where, text, bandwidth = _place(engine, threads)
-        for name, model, chosen in [(ours, engine, wanted), *((n, e, c) for n, (e, c) in rivals.items())]:
+        for name, (runner, chosen) in {ours: (engine, wanted), **rivals}.items():
             measured[name] = []
             for case in chosen:
-                measured[name].append(measure(model, case, repeats if name == ours else min(repeats, 3)))
+                measured[name].append(measure(runner, case, repeats if name == ours else min(repeats, 3)))
                 advance(1)
     if json_output:
         record = {
             "target": ours,
             "numerics": artifact.manifest.numerics,
+            **model.to_json(artifact),
             **where,
             "read_bytes_per_second": bandwidth,
             "results": {name: [r.to_json() for r in results] for name, results in measured.items()},
@@ -117,6 +151,13 @@ def _numbers(text: str, option: str) -> list[int]:
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
         raise UsageError(f"{text!r} is no list of numbers", where=option, fix="write 128,512")
     return [int(part) for part in parts]
+
+
+def _positive(text: str, option: str) -> list[int]:
+    found = _numbers(text, option)
+    if min(found) < 1:
+        raise UsageError(f"{min(found)} is less than 1", where=option)
+    return found
 
 
 def _table(measured: dict[str, list[Result]], ours: str, bandwidth: float) -> list[str]:
