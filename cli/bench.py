@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +23,7 @@ from rewright.cli.bench_model import (
     RandomWeights,
     Target,
 )
+from rewright.cli.bench_stages import Stages, Trace, check_trace, render_profile, write_trace
 from rewright.cli.execution import Threads, open_engine
 from rewright.ir.errors import UsageError
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from rewright.runtime.bench import Case, Result
     from rewright.runtime.engine import Engine
     from rewright.runtime.load import Artifact
+    from rewright.runtime.profile import Profile
 
 
 def bench(
@@ -50,6 +54,8 @@ def bench(
         typer.Option("--peers", help="Measure the reference interpreter and torch bf16 eager as well."),
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    stages: Stages = False,
+    trace: Trace = None,
     random_weights: RandomWeights = None,
     layers: Layers = None,
     max_context: MaxContext = None,
@@ -62,6 +68,9 @@ def bench(
     """Measure prefill and decode. Every prompt is random tokens, the same in every run; nothing is cached
     between runs; decode starts behind a prefilled prompt, and its time is that of the decode steps alone.
 
+    --stages takes the step in the middle of each decode apart: time, bytes and share of every stage. --trace
+    writes its launches as a file for ui.perfetto.dev or chrome://tracing.
+
     --random-weights needs no checkpoint: weights are drawn where the model runs, valid codes and scales,
     and the router spreads tokens over experts. It takes the options from --layers to --no-pass.
 
@@ -71,9 +80,12 @@ def bench(
 
       rewright bench out --peers --json
 
+      rewright bench out -p 1024 -n 32 --stages --trace step.json
+
       rewright bench --random-weights examples/configs/v4-flash.json --layers 12 -p 1024 -b 1,8
     """
     from rewright.runtime.bench import cases, measure
+    from rewright.runtime.profile import profile
 
     if not 1 <= repeats <= 1000:
         raise UsageError(f"{repeats} is not from 1 to 1000", where="-r")
@@ -89,8 +101,15 @@ def bench(
     artifact = model.artifact()
     ours = artifact.manifest.target
     wanted = cases(artifact.manifest.limits, prompts, new, batches)
+    decodes = [case for case in wanted if case.new]
+    apart = stages or trace is not None
+    if apart and not decodes:
+        raise UsageError("there is no decode step to take apart", where="-n", fix="choose -n 1 or more")
+    if trace is not None:
+        check_trace(trace, len(decodes))
     engine = open_engine(artifact, threads=threads)
     measured: dict[str, list[Result]] = {}
+    profiles: list[Profile] = []
     with output.ProgressBar() as bar:
         rivals = _peers(artifact, wanted) if peers else {}
         advance = bar.counter("measuring", len(wanted) * (1 + len(rivals)))
@@ -99,7 +118,11 @@ def bench(
             measured[name] = []
             for case in chosen:
                 measured[name].append(measure(runner, case, repeats if name == ours else min(repeats, 3)))
+                if apart and name == ours and case.new:  # its slots hold the case's context
+                    profiles.append(profile(engine, case, repeats))
                 advance(1)
+    if trace is not None:
+        write_trace(trace, profiles[0])
     if json_output:
         record = {
             "target": ours,
@@ -109,6 +132,10 @@ def bench(
             "read_bytes_per_second": bandwidth,
             "results": {name: [r.to_json() for r in results] for name, results in measured.items()},
         }
+        if stages:
+            record["stages"] = [
+                {**p.to_json(), "step_us": _step_us(measured[ours], p.case)} for p in profiles
+            ]
         output.result(json.dumps(record, indent=1))
         return
     output.note(
@@ -116,6 +143,14 @@ def bench(
     )
     for line in _table(measured, ours, bandwidth):
         output.result(line)
+    for found in profiles if stages else []:
+        render_profile(found, _step_us(measured[ours], found.case))
+
+
+def _step_us(results: Sequence[Result], case: Case) -> float:
+    """Microseconds of a step of a decode as it ordinarily runs."""
+    (result,) = (r for r in results if r.case == case)
+    return statistics.median(result.seconds) / case.new * 1e6
 
 
 def _place(engine: Engine, threads: int | None) -> tuple[dict[str, str | int], str, float]:
