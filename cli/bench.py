@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewright.cli import output
+from rewright.cli.bench_ablate import Ablate, measure_without, render, require_random
 from rewright.cli.bench_model import (
     BenchModel,
     Chunk,
@@ -56,6 +57,7 @@ def bench(
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     stages: Stages = False,
     trace: Trace = None,
+    ablate: Ablate = False,
     random_weights: RandomWeights = None,
     layers: Layers = None,
     max_context: MaxContext = None,
@@ -71,6 +73,9 @@ def bench(
     --stages takes the step in the middle of each decode apart: time, bytes and share of every stage. --trace
     writes its launches as a file for ui.perfetto.dev or chrome://tracing.
 
+    --ablate, with --random-weights, decodes again with each pass left out and with all of them, on a card
+    also without CUDA graphs: time of a step, ratio to the default, launches and bytes.
+
     --random-weights needs no checkpoint: weights are drawn where the model runs, valid codes and scales,
     and the router spreads tokens over experts. It takes the options from --layers to --no-pass.
 
@@ -83,6 +88,8 @@ def bench(
       rewright bench out -p 1024 -n 32 --stages --trace step.json
 
       rewright bench --random-weights examples/configs/v4-flash.json --layers 12 -p 1024 -b 1,8
+
+      rewright bench --random-weights examples/configs/v4-flash.json --layers 12 -p 1024 -n 32 --ablate
     """
     from rewright.runtime.bench import cases, measure
     from rewright.runtime.profile import profile
@@ -98,6 +105,12 @@ def bench(
             where="--peers",
             fix="measure OUT, or leave it out",
         )
+    if ablate:
+        require_random(model)
+        if stages or trace is not None:
+            raise UsageError("goes with neither --stages nor --trace", where="--ablate", fix="choose one")
+        if not new:
+            raise UsageError("there is no decode step to measure", where="-n", fix="choose -n 1 or more")
     artifact = model.artifact()
     ours = artifact.manifest.target
     wanted = cases(artifact.manifest.limits, prompts, new, batches)
@@ -107,6 +120,15 @@ def bench(
         raise UsageError("there is no decode step to take apart", where="-n", fix="choose -n 1 or more")
     if trace is not None:
         check_trace(trace, len(decodes))
+    if ablate:
+        rows = measure_without(model, artifact, decodes, repeats, threads)
+        if json_output:
+            head = {"target": ours, "numerics": artifact.manifest.numerics, **model.to_json(artifact)}
+            found = [row.to_json(rows[0], decodes) for row in rows]
+            output.result(json.dumps({**head, "ablation": found}, indent=1))
+        else:
+            render(rows, decodes)
+        return
     engine = open_engine(artifact, threads=threads)
     measured: dict[str, list[Result]] = {}
     profiles: list[Profile] = []

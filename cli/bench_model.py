@@ -14,6 +14,7 @@ from rewright.ir.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rewright.compiler import Progress
     from rewright.runtime.load import Artifact
 
 RandomWeights = Annotated[
@@ -99,16 +100,22 @@ class BenchModel:
                 fix="compile it with other options, or measure --random-weights CONFIG",
             )
 
-    def artifact(self, without: Sequence[str] = ()) -> Artifact:
+    def artifact(self, without: Sequence[str] = (), progress: Progress | None = None) -> Artifact:
         """The model; a random one is planned, its weights are not drawn yet.
 
         Args:
             without: passes that are left out, beside those that --no-pass names; of a random model only.
+            progress: told how far planning is; by default a progress bar.
 
         Raises:
             UserError: it cannot be used, or not here.
         """
-        return self._compiled() if self.config is None else self._random(self.config, without)
+        if self.config is None:
+            return self._compiled()
+        if progress is not None:
+            return self._random(self.config, without, progress)
+        with output.ProgressBar() as bar:
+            return self._random(self.config, without, bar)
 
     def to_json(self, artifact: Artifact) -> dict[str, object]:
         """What a record says of a random model; nothing of a compiled one."""
@@ -132,7 +139,7 @@ class BenchModel:
         assert self.out is not None
         return Artifact.open(self.out)
 
-    def _random(self, config: Path, without: Sequence[str]) -> Artifact:
+    def _random(self, config: Path, without: Sequence[str], progress: Progress) -> Artifact:
         import torch
 
         from rewright.compiler import CompileOptions
@@ -152,16 +159,15 @@ class BenchModel:
             target=asked.target or "auto",
         )
         card = open_card() if options.choose_target().name == "sm80" else None
-        with output.ProgressBar() as bar:
-            artifact = compile_random(
-                config,
-                options,
-                torch.device("cpu") if card is None else card.where,
-                layers=asked.layers,
-                batches=self.batches,
-                context=self.longest,
-                progress=bar,
-            )
+        artifact = compile_random(
+            config,
+            options,
+            torch.device("cpu") if card is None else card.where,
+            layers=asked.layers,
+            batches=self.batches,
+            context=self.longest,
+            progress=progress,
+        )
         if card is None:
             require_room(artifact, total_bytes(), "this machine")
         else:
