@@ -11,7 +11,7 @@ import typer
 from rewright.cli import output
 from rewright.cli.bench_model import BenchModel
 from rewright.cli.execution import open_engine
-from rewright.ir.errors import Refused, UsageError
+from rewright.ir.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from rewright.runtime.ablation import Ablation
@@ -34,7 +34,7 @@ def measure_without(
     """Decode with everything, with each pass left out, with all of them, on a card without CUDA graphs, and
     with everything again, which shows what the machine's own changes of speed are worth.
 
-    A row whose plan has no kernel for some node is refused and says so; the others go on.
+    A row that cannot be planned or run says so, and the others go on.
 
     Args:
         model: a random model.
@@ -43,6 +43,8 @@ def measure_without(
         repeats: timed runs of each.
         threads: of the host's kernels.
     """
+    import torch
+
     from rewright.passes.pipelines import pass_names
     from rewright.runtime.ablation import Ablation, measure_row
 
@@ -59,15 +61,18 @@ def measure_without(
             bar("leaving passes out", len(found), len(found) + len(rows) + 1)
             try:
                 artifact = model.artifact(without, _quiet) if without else usual
-            except Refused as e:
+                engine = open_engine(artifact, threads=threads, graphs=graphs, quiet=bool(found))
+                found.append(measure_row(engine, name, without, graphs, cases, repeats))
+                del engine, artifact
+            except UserError as e:
+                if not found:  # nothing to compare the others with
+                    raise
                 found.append(Ablation.refused(name, without, str(e)))
-                continue
-            engine = open_engine(artifact, threads=threads, graphs=graphs, quiet=bool(found))
-            found.append(measure_row(engine, name, without, graphs, cases, repeats))
             if name == "default" and found[0].on_card:
                 rows.insert(-1, ("no graph", [], False))
-            del engine
             gc.collect()  # the weights of the next model take the place of these
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
     return found
 
 
@@ -93,7 +98,7 @@ def render(found: Sequence[Ablation], cases: Sequence[Case]) -> None:
         rows = []
         for row in found:
             if row.refusal is not None:
-                rows.append((row.name, "no kernel", "", "", "", ""))
+                rows.append((row.name, "not run", "", "", "", ""))
                 continue
             step = row.steps[at]
             rows.append(

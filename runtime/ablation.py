@@ -45,7 +45,7 @@ class Ablation:
         graphs: whether a card's steps were recorded as CUDA graphs.
         steps: what the step of each case costs; none if it was refused.
         on_card: whether a card ran it.
-        refusal: why there is no plan.
+        refusal: why it was not run.
     """
 
     name: str
