@@ -35,7 +35,6 @@ from device_bench import (
     driver,
     flash,
     graph_of,
-    layer_of,
     missing_kernels,
     new_state,
     open_device,
@@ -47,6 +46,7 @@ from torch import Tensor
 from rewright.frontend.config import ModelConfig
 from rewright.ir.launch_bytes import launch_bytes, routed_values
 from rewright.ir.plan import Plan
+from rewright.ir.stages import layer_of
 from rewright.random_model import random_weights, reduced, weight_types
 from rewright.runtime import _native
 

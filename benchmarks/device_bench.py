@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from rewright.frontend.config import ModelConfig, load_config
 from rewright.frontend.source import ModelSource
 from rewright.ir.graph import Graph
 from rewright.ir.layout import stored_bytes
-from rewright.ir.plan import Launch, Plan
+from rewright.ir.plan import Plan
 from rewright.ir.types import DType
 from rewright.ir.variant import Variant
 from rewright.passes.manager import PassOptions
@@ -193,15 +193,6 @@ def _experts_of(plan: Plan, at: int) -> dict[str, int]:
             assert ids is not None
             found[ids] = plan.values[weight].type.shape[0]
     return found
-
-
-def launches_alone(plan: Plan, positions: Sequence[int]) -> Plan:
-    """A plan of some launches only."""
-    launches = tuple(plan.launches[at] for at in positions)
-    used = {v for launch in launches for v in (*launch.reads, *launch.writes)}
-    used |= {v for launch in launches for part in launch.parts for v in (*part.reads, *part.writes)}
-    values = {name: place for name, place in plan.values.items() if name in used}
-    return replace(plan, launches=launches, values=values, results={}, refusals={})
 
 
 def launch_weights(plan: Plan, at: int) -> list[str]:
@@ -388,10 +379,3 @@ def driver() -> str | None:
         return None
     match = re.search(r"[\d.]+", text)
     return match[0] if match else None
-
-
-def layer_of(launch: Launch) -> int | None:
-    """The layer of a launch. One that takes parts of two layers ends a layer and begins the next, whose
-    it is."""
-    modules = (node.split(".") for node in launch.nodes)
-    return max((int(parts[1]) for parts in modules if parts[0] == "layers"), default=None)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from device_bench import layer_of
 
 import rewright
 from rewright.codegen.memory_table import MemoryTable, memory_table, render
@@ -28,6 +27,7 @@ from rewright.codegen.targets import TARGETS
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.plan import Launch, Plan
+from rewright.ir.stages import layer_of
 from rewright.passes.manager import PassOptions
 from rewright.rewriting import rewrite
 

@@ -30,8 +30,6 @@ from device_bench import (
     fill_activations,
     flash,
     launch_weights,
-    launches_alone,
-    layer_of,
     new_state,
     node_us,
     open_device,
@@ -41,6 +39,8 @@ from torch import Tensor
 
 from rewright.ir.launch_bytes import LaunchBytes, launch_bytes, ops_of
 from rewright.ir.plan import Plan
+from rewright.ir.plan_part import launches_alone
+from rewright.ir.stages import layer_of
 from rewright.random_model import Maker, reduced
 from rewright.runtime import _native
 

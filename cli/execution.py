@@ -21,13 +21,30 @@ Threads = Annotated[
 ]
 
 
-def open_engine(artifact: Artifact, *, reference: bool = False, threads: int | None = None) -> Engine:
-    """An engine for a compiled model; says so where a card is emulated, and how far loading onto one is."""
+def open_engine(
+    artifact: Artifact,
+    *,
+    reference: bool = False,
+    threads: int | None = None,
+    graphs: bool = True,
+    quiet: bool = False,
+) -> Engine:
+    """An engine for a compiled model; says so where a card is emulated, and how far loading onto one is.
+
+    Args:
+        artifact: the model.
+        reference: execute it with the interpreter.
+        threads: of the host's kernels.
+        graphs: whether a card's steps are recorded as CUDA graphs.
+        quiet: nobody is told; for one model after the other.
+    """
     from rewright.runtime.card import EMULATE, emulating
     from rewright.runtime.engine import Engine
 
+    if quiet:
+        return Engine(artifact, reference=reference, threads=threads, graphs=graphs)
     if artifact.manifest.target == "sm80" and emulating() and not reference:
         output.note(f"target sm80, emulated on this CPU ({EMULATE} is set): slow")
     with output.ProgressBar() as bar:
         loading = bar.counter("loading weights", artifact.weight_bytes)
-        return Engine(artifact, reference=reference, threads=threads, loading=loading)
+        return Engine(artifact, reference=reference, threads=threads, loading=loading, graphs=graphs)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 SHOW_AFTER_SECONDS = 1.0
+_WIDE = 1000
 
 _stderr = Console(stderr=True, highlight=False)
 
@@ -35,6 +37,20 @@ def result(text: str, *, end: str = "\n") -> None:
     """Print a result at once."""
     sys.stdout.write(text + end)
     sys.stdout.flush()
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """Print a table; behind the first `left` columns cells are numbers. A terminal folds what is too wide for
+    it, anything else gets whole lines."""
+    found = Table(box=None, pad_edge=False, header_style="bold")
+    for at, column in enumerate(columns):
+        found.add_column(column, justify="left" if at < left else "right", no_wrap=at < left)
+    for row in rows:
+        found.add_row(*row)
+    console = Console(file=sys.stdout, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    console.print(found)
 
 
 class ProgressBar:

@@ -12,7 +12,7 @@ import torch
 
 from rewright.ir.errors import UsageError
 from rewright.ir.traffic import traffic
-from rewright.ir.variant import Variant
+from rewright.ir.variant import Limits, Variant
 from rewright.runtime.decode_loop import Start
 from rewright.runtime.engine import Engine
 from rewright.runtime.model import choose_variant
@@ -43,6 +43,11 @@ class Case:
         """As the table calls it: pp512, tg128@512 x 8."""
         base = f"tg{self.new}@{self.prompt}" if self.new else f"pp{self.prompt}"
         return base if self.batch == 1 else f"{base} x {self.batch}"
+
+    @property
+    def middle(self) -> int:
+        """Tokens of a sequence after the step in the middle of a decode."""
+        return self.prompt + (self.new + 1) // 2
 
     @property
     def tokens(self) -> int:
@@ -94,13 +99,12 @@ class Result:
         }
 
 
-def cases(engine: Engine, prompts: Sequence[int], new: int, batches: Sequence[int]) -> list[Case]:
+def cases(limits: Limits, prompts: Sequence[int], new: int, batches: Sequence[int]) -> list[Case]:
     """Prefill of every prompt length, then decode behind each for every batch size.
 
     Raises:
         UsageError: what does not fit the compiled context or batch.
     """
-    limits = engine.limits
     for prompt in prompts:
         if prompt < 1 or new < 0 or prompt + new > limits.max_context:
             raise UsageError(
@@ -178,8 +182,7 @@ def _steps(engine: Engine, case: Case) -> Iterator[tuple[Variant, int, float]]:
     """Variants of a case with the context that each is counted at, and how often it runs."""
     variants = engine.artifact.manifest.variants
     if case.new:
-        middle = case.prompt + (case.new + 1) // 2
-        yield choose_variant(variants, case.batch, 1, middle, False), middle, case.new
+        yield choose_variant(variants, case.batch, 1, case.middle, False), case.middle, case.new
         return
     chunk = engine.limits.chunk
     for end in range(chunk, case.prompt + chunk, chunk):

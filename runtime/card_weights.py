@@ -17,7 +17,8 @@ other."""
 def load_weights(
     artifact: Artifact, where: torch.device, advance: Callable[[int], None] | None = None
 ) -> dict[str, Tensor]:
-    """Every weight by name, as stored, as u8 of its bytes in memory of its own on `where`.
+    """Every weight by name, as stored, as u8 of its bytes on `where`. One that was made on the card stays
+    where it is; any other is copied.
 
     Args:
         artifact: the compiled model.
@@ -31,11 +32,14 @@ def load_weights(
     weights: dict[str, Tensor] = {}
     for name, mapped in artifact.each_weight():
         source = mapped.contiguous().flatten().view(torch.uint8)
-        weights[name] = target = torch.empty(source.numel(), dtype=torch.uint8, device=where)
-        if staging is None:
-            target.copy_(source)
+        if source.is_cuda:
+            weights[name] = source
         else:
-            staging.copy(target, source)
+            weights[name] = target = torch.empty(source.numel(), dtype=torch.uint8, device=where)
+            if staging is None:
+                target.copy_(source)
+            else:
+                staging.copy(target, source)
         if advance is not None:
             advance(source.numel())
     if staging is not None:

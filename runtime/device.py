@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rewright.ir.errors import BadInput, MachineError
+from rewright.ir.plan import parse_plan
 from rewright.ir.variant import Variant
 from rewright.runtime import _native
 from rewright.runtime.card import Card
@@ -18,6 +19,7 @@ from rewright.runtime.device_sampling import DeviceSampling
 from rewright.runtime.device_step import DeviceStep, Launch
 from rewright.runtime.load import Artifact
 from rewright.runtime.model import Row, choose_variant
+from rewright.runtime.open_step import OpenStep
 
 
 class DeviceModel:
@@ -74,6 +76,14 @@ class DeviceModel:
         if len(rows) > 1 and (all_positions or len(rows[0].tokens) > 1):
             return torch.cat([self._run([row], all_positions) for row in rows])
         return self._run(rows, all_positions)
+
+    def open_step(self, rows: Sequence[Row]) -> OpenStep:
+        """A decode step of single tokens, to be run launch by launch on torch's current stream."""
+        variant = self._decode_variant(len(rows), max(row.pos + 1 for row in rows))
+        program, stream = self._program(variant), self.card.stream
+        self._write_inputs(variant.batch, 1, rows)
+        plan = parse_plan(self._artifact.plan_text(variant))
+        return OpenStep(plan, len(rows), lambda begin, end: program.run(stream, begin, end), self._arena)
 
     def decode_loop(
         self,

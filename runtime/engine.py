@@ -32,6 +32,7 @@ class Engine:
         threads: int | None = None,
         model: Model | None = None,
         loading: Callable[[int], None] | None = None,
+        graphs: bool = True,
     ):
         """
         Args:
@@ -40,6 +41,7 @@ class Engine:
             threads: of the host's kernels; by default one for each core that this process may use.
             model: what executes it, in place of both.
             loading: told the bytes of each weight that is copied to a card.
+            graphs: whether a card's steps are recorded as CUDA graphs.
 
         Raises:
             MachineError: this machine has no card for the model, or too little memory.
@@ -48,7 +50,7 @@ class Engine:
         self.limits = artifact.manifest.limits
         self.vocab_size: int = artifact.manifest.model["vocab_size"]
         if model is None:
-            model = _model(artifact, reference, threads, loading)
+            model = _model(artifact, reference, threads, loading, graphs)
         self.model = model
         self._length = [0] * self.limits.max_batch
 
@@ -147,10 +149,14 @@ class Engine:
 
 
 def _model(
-    artifact: Artifact, reference: bool, threads: int | None, loading: Callable[[int], None] | None
+    artifact: Artifact,
+    reference: bool,
+    threads: int | None,
+    loading: Callable[[int], None] | None,
+    graphs: bool,
 ) -> Model:
     if reference:
         return ReferenceModel(artifact)
     if artifact.manifest.target == "sm80":
-        return DeviceModel(artifact, open_card(), loading=loading)
+        return DeviceModel(artifact, open_card(), loading=loading, graphs=graphs)
     return HostModel(artifact, threads=threads)

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from rewright.ir.errors import BadInput
+from rewright.ir.plan import parse_plan
+from rewright.ir.plan_part import launches_alone
 from rewright.ir.variant import Variant
 from rewright.runtime import _native
 from rewright.runtime.load import Artifact
 from rewright.runtime.memory import require_memory
 from rewright.runtime.model import Row, choose_variant
+from rewright.runtime.open_step import OpenStep
 from rewright.runtime.threads import thread_count
 
 
@@ -53,17 +56,29 @@ class HostModel:
             return torch.cat([self._run([row], all_positions) for row in rows])
         return self._run(rows, all_positions)
 
+    def open_step(self, rows: Sequence[Row]) -> OpenStep:
+        """A decode step of single tokens, to be run launch by launch: each is a program of its own."""
+        variants = self._artifact.manifest.variants
+        variant = choose_variant(variants, len(rows), 1, max(row.pos + 1 for row in rows), False)
+        plan = parse_plan(self._artifact.plan_text(variant))
+        alone = [launches_alone(plan, [at]).to_text() for at in range(len(plan.launches))]
+        programs = [self._bind(text, variant) for text in alone]
+        team = [self._team_for(program) for program in programs][-1]  # the scratch of the largest
+        tokens, vectors = self._inputs(variant, rows)
+
+        def run(begin: int, end: int) -> None:
+            for program in programs[begin:end]:
+                program.run(team, tokens.data_ptr(), *(v.data_ptr() for v in vectors))
+
+        return OpenStep(plan, len(rows), run, self._arena)
+
     def _run(self, rows: Sequence[Row], all_positions: bool) -> Tensor:
         count = len(rows[0].tokens)
         context = max(row.pos + count for row in rows)
         variants = self._artifact.manifest.variants
         variant = choose_variant(variants, len(rows), count, context, all_positions)
         program = self._program(variant)
-        tokens = torch.zeros(variant.batch, variant.tokens, dtype=torch.int32)
-        vectors = torch.zeros(3, variant.batch, dtype=torch.int32)  # pos, n_valid, slot
-        for i, row in enumerate(rows):
-            tokens[i, :count] = torch.tensor(row.tokens, dtype=torch.int32)
-            vectors[:, i] = torch.tensor([row.pos, count, row.slot], dtype=torch.int32)
+        tokens, vectors = self._inputs(variant, rows)
         program.run(self._team_for(program), tokens.data_ptr(), *(v.data_ptr() for v in vectors))
         address, size = program.result("logits")
         start = address - self._arena.data_ptr()
@@ -72,24 +87,35 @@ class HostModel:
             return logits.view(variant.batch, variant.tokens, -1)[: len(rows), :count].clone()
         return logits.view(variant.batch, -1)[: len(rows)].clone()
 
+    def _inputs(self, variant: Variant, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        """i32[B,T] ids and i32[3,B] pos, n_valid and slot; rows beyond those given have no valid token."""
+        tokens = torch.zeros(variant.batch, variant.tokens, dtype=torch.int32)
+        vectors = torch.zeros(3, variant.batch, dtype=torch.int32)
+        for i, row in enumerate(rows):
+            tokens[i, : len(row.tokens)] = torch.tensor(row.tokens, dtype=torch.int32)
+            vectors[:, i] = torch.tensor([row.pos, len(row.tokens), row.slot], dtype=torch.int32)
+        return tokens, vectors
+
     def _program(self, variant: Variant) -> _native.Program:
         program = self._programs.get(variant)
         if program is None:
-            try:
-                program = _native.Program(
-                    self._artifact.plan_text(variant),
-                    self._addresses,
-                    (self._arena.data_ptr(), self.arena_bytes),
-                    (self.state.data_ptr(), self.state_bytes),
-                )
-            except _native.PlanError as e:
-                raise BadInput(
-                    f"the plan of {variant.name} cannot be executed ({e})",
-                    where=str(self._artifact.folder),
-                    fix="compile the model again",
-                ) from e
-            self._programs[variant] = program
+            program = self._programs[variant] = self._bind(self._artifact.plan_text(variant), variant)
         return program
+
+    def _bind(self, plan: str, variant: Variant) -> _native.Program:
+        try:
+            return _native.Program(
+                plan,
+                self._addresses,
+                (self._arena.data_ptr(), self.arena_bytes),
+                (self.state.data_ptr(), self.state_bytes),
+            )
+        except _native.PlanError as e:
+            raise BadInput(
+                f"the plan of {variant.name} cannot be executed ({e})",
+                where=str(self._artifact.folder),
+                fix="compile the model again",
+            ) from e
 
     def _team_for(self, program: _native.Program) -> _native.Team:
         if self._team is None or program.scratch_bytes > self._scratch:

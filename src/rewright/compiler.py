@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -239,13 +239,15 @@ def rewrite_all(
     source: ModelSource,
     options: CompileOptions,
     *,
+    variants: Sequence[Variant] | None = None,
     dump_dir: Path | None = None,
     reproducer: Path = REPRODUCER,
     progress: Progress = _silent,
 ) -> RewrittenModel:
-    """Trace every variant and take it through the passes; a failed one leaves the file `reproducer`."""
+    """Trace every variant, or those given, and take it through the passes; a failed one leaves the file
+    `reproducer`."""
     model = RewrittenModel({}, {}, {}, {}, {})
-    variants = source.variants()
+    variants = source.variants() if variants is None else variants
     dump = DumpFolder(dump_dir) if dump_dir is not None else None
     for done, variant in enumerate(variants):
         progress("rewriting graphs", done, len(variants))

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -65,15 +65,18 @@ def reduced(config: ModelConfig, ratios: Sequence[int], hash_layers: int | None 
 
 
 def open_config(
-    config: ModelConfig, *, max_context: int, max_batch: int = 1, chunk: int = 128
+    config: ModelConfig,
+    *,
+    max_context: int,
+    max_batch: int = 1,
+    chunk: int = 128,
+    numerics: Numerics = Numerics.FAITHFUL,
 ) -> ModelSource:
-    """A configuration without a checkpoint, ready to be traced with the model's own roundings."""
+    """A configuration without a checkpoint, ready to be traced."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / CONFIG_NAME
         path.write_text(json.dumps(config.to_dict()), encoding="utf-8")
-        return ModelSource.open(
-            path, Numerics.FAITHFUL, max_context=max_context, max_batch=max_batch, chunk=chunk
-        )
+        return ModelSource.open(path, numerics, max_context=max_context, max_batch=max_batch, chunk=chunk)
 
 
 def weight_types(plans: Iterable[Plan]) -> dict[str, ValueType]:
@@ -85,7 +88,15 @@ def weight_types(plans: Iterable[Plan]) -> dict[str, ValueType]:
 def random_weights(
     plans: Sequence[Plan], source: ModelSource, device: str | torch.device = "cpu", seed: int = 0
 ) -> dict[str, Tensor]:
-    """Every weight and constant that plans read, drawn on the device in the layout that they read.
+    """Every weight and constant that plans read, by name; as `each_random_weight`."""
+    return dict(each_random_weight(plans, source, device, seed))
+
+
+def each_random_weight(
+    plans: Sequence[Plan], source: ModelSource, device: str | torch.device = "cpu", seed: int = 0
+) -> Iterator[tuple[str, Tensor]]:
+    """Weights and constants that plans read, drawn one after the other on the device in the layout that
+    they are read in.
 
     A device draws other numbers than a CPU does, from the same distributions.
 
@@ -98,10 +109,11 @@ def random_weights(
     constants = rope_constants(source.config, source.limits.max_context)
     maker = Maker(device, seed, experts=source.config.n_routed_experts)
     layouts, types = layouts_of(plans), weight_types(plans)
-    return {
-        name: constants[name].to(device) if name in constants else maker.make(name, types, layouts[name])
-        for name in types
-    }
+    for name in types:
+        if name in constants:
+            yield name, constants[name].to(device)
+        else:
+            yield name, maker.make(name, types, layouts[name])
 
 
 class Maker:

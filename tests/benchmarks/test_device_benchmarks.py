@@ -20,6 +20,7 @@ import sm80_kernels
 
 from rewright.frontend.config import ModelConfig, load_config
 from rewright.ir.formats import dequantize_weight
+from rewright.ir.plan_part import launches_alone
 from rewright.ir.types import DType, ValueType
 from rewright.random_model import Maker, random_weights, reduced
 from rewright.runtime import _native
@@ -41,7 +42,7 @@ def planned(config: ModelConfig) -> device_bench.Planned:
 def test_every_launch_is_a_plan_of_its_own(planned: device_bench.Planned) -> None:
     plan = planned.plan
     for at in range(len(plan.launches)):
-        _native.check_plan(device_bench.launches_alone(plan, [at]).to_text())
+        _native.check_plan(launches_alone(plan, [at]).to_text())
 
 
 def test_what_a_launch_finds_is_valid(planned: device_bench.Planned) -> None:

@@ -45,7 +45,7 @@ def test_bytes_are_those_of_the_variants_that_run(host: Engine) -> None:
 )
 def test_what_does_not_fit_is_refused(host: Engine, prompts: list[int], new: int, batches: list[int]) -> None:
     with pytest.raises(UsageError):
-        cases(host, prompts, new, batches)
+        cases(host.limits, prompts, new, batches)
 
 
 def test_the_command(cli: Callable, compiled_tiny: Path) -> None:
