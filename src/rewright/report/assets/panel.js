@@ -73,7 +73,7 @@ function whyNot(r, n, k) {
   for (const { part } of historyOf(r, k)) part.removed.forEach((x) => nodeOf(x).names.forEach((v) => names.add(v)));
   const misses = D.misses.filter((m) => m.anchors.some((a) => names.has(a)) || names.has(m.node));
   const refusals = k === LAST && D.plan ? D.plan.refusals.filter((x) => x.unit.split("/")[0] === n.names[0]) : [];
-  const apart = k === LAST && D.plan ? n.names.flatMap((v) => D.plan.apart[v] || []) : [];
+  const apart = k === LAST && D.plan ? Object.entries(D.plan.apart).filter(([v]) => n.names.includes(v) || v.split("/")[0] === n.names[0]).flatMap(([, why]) => why) : [];
   const lines = [...misses.map((m) => `${m.pass}/${m.rule} at ${m.anchors.find((a) => names.has(a)) || m.anchor}: ${m.reason}`), ...apart.map((i) => D.plan.reasons[i]), ...refusals.map((x) => `${x.symbol} refused ${x.unit}: ${x.reason}`)];
   return section("Why not fused further", lines.length ? el("ul", null, lines.map((t) => el("li", null, t))) : el("p", { class: "note" }, k === LAST ? "No rule nearly matched here, and no kernel refused." : "No rule nearly matched here."));
 }
