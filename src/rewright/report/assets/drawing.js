@@ -46,7 +46,7 @@ function drawing(k, module, other, side) {
 function scaleFor(width, sides) {
   if (zoom !== null) return zoom;
   const room = ($("view").clientWidth - 40) / sides - (sides - 1) * 18;
-  return Math.min(1, Math.max(sides > 1 ? 0.5 : 0.62, room / width));
+  return Math.min(1, Math.max(sides > 1 ? 0.5 : 0.7, room / width));
 }
 let zoom = null;
 function setZoom(value) { zoom = value; drawnView = ""; render(); }

@@ -23,7 +23,7 @@ function sameNote() {
   const layer = layerOf(state.module);
   if (layer === null) return "";
   const others = (SNAPSHOTS[state.snapshot].layers.find((members) => members.includes(layer)) || []).filter((m) => m !== layer);
-  return others.length ? `Layers ${ranges(others)} are the same.` : "";
+  return others.length ? `${others.length > 1 ? "Layers" : "Layer"} ${ranges(others)} ${others.length > 1 ? "are" : "is"} the same.` : "";
 }
 
 function tooLarge(k) {

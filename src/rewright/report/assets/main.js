@@ -25,14 +25,15 @@ function render() {
   renderWay();
   renderTree();
   $("tabs").replaceChildren(...TABS.map(([id, label], i) => el("button", { role: "tab", id: `tab-${id}`, "aria-selected": String(state.tab === id), title: `key ${i + 1}`, onclick: () => setState({ tab: id }) }, label)));
-  // A click on a node changes the panel only; the picture and where one has scrolled to stay.
-  const view = JSON.stringify([state.tab, state.snapshot, state.module, state.base, state.filter]);
+  renderPanel();
+  // A click on a node changes the panel only; the picture and where one has scrolled to stay, unless the
+  // room for it changes.
+  const view = JSON.stringify([state.tab, state.snapshot, state.module, state.base, state.filter, state.tab === "graph" && $("panel").hidden]);
   if (view !== drawnView) {
     $("view").replaceChildren(...[TABS.find(([id]) => id === state.tab)[2]()].flat(4).filter(Boolean));
     $("view").scrollTop = 0;
     drawnView = view;
   }
-  renderPanel();
   let found = null;
   for (const box of document.querySelectorAll("svg .box")) {
     const here = state.node !== null && box.dataset.name === state.node;

@@ -92,7 +92,7 @@ function diffOverview() {
     el("h2", null, "Activations"), table(["", ""], [["A", a], ["B", b]].map(([label, s]) => el("tr", null, el("td", null, label), barCell(s.bytes.activations, 0, most, bytes)))),
     D.header.length ? [el("h2", null, "Made differently"), table(["", "A", "B"], D.header.map((h) => el("tr", null, el("td", null, h.name), el("td", null, JSON.stringify(h.before)), el("td", null, JSON.stringify(h.after)))))] : null,
     el("h2", null, "What did it"), el("p", { class: "note" }, "Bytes saved by B; negative where B moves more. All rows together are the difference of the totals."),
-    table(["rule", ["places"], ["nodes"], ["activations saved"], ["constants saved"], ["state saved"]], D.rules.map((r) =>
+    table(["rule", ["places"], ["nodes"], ["activations saved"], ["constants saved"], ["state saved"]], D.savings.map((r) =>
       pickRow(() => setState({ tab: "changes", snapshot: 1 }), {}, el("td", null, r.label), el("td", { class: "n" }, count(r.places)), el("td", { class: "n" }, `${count(r.before)} → ${count(r.after)}`),
         el("td", { class: "n" }, count(r.saved.activation)), el("td", { class: "n" }, count(r.saved.constant)), el("td", { class: "n" }, count(r.saved.state))))),
     step.parts.length ? null : el("p", { class: "empty" }, "The two graphs have the same structure."),

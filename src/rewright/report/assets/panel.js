@@ -23,7 +23,7 @@ function renderPanel() {
   if (r === undefined) return;
   const k = state.snapshot, n = nodeOf(r);
   panel.replaceChildren(...[el("button", { class: "close", "aria-label": "close", onclick: () => setState({ node: null }) }, "×"), el("h1", null, n.op), el("p", { class: "note" }, D.docs[n.op]),
-    valueList(n), costs(n), kernelPart(n, k), life(r, k), whyNot(r, n, k), neighbours(n, k), attributes(n)].flat(5).filter(Boolean));
+    valueList(n), costs(n), kernelPart(n, k), whyNot(r, n, k), life(r, k), neighbours(n, k), attributes(n)].flat(5).filter(Boolean));
   panel.scrollTop = 0;
 }
 

@@ -36,7 +36,7 @@ function layerItems(children, modules) {
     const shown = members.includes(chosen) ? chosen : members[0], path = `layers.${shown}`;
     const inner = (children.get(path) || []).sort().map((p) => treeItem(p, children, modules));
     const others = members.filter((m) => m !== shown);
-    const note = others.length ? el("div", { class: "same", title: "other layers with the same ops and shapes" }, `layers ${ranges(others)}: same`) : null;
+    const note = others.length ? el("div", { class: "same", title: "other layers with the same ops and shapes" }, `layer${others.length > 1 ? "s" : ""} ${ranges(others)}: same`) : null;
     return treeRow(path, `layer ${shown}`, modules.get(path).count, inner, note);
   });
 }
