@@ -11,7 +11,9 @@ _STYLE = {"-": _REMOVED, "+": _ADDED, "~": _CHANGED}
 
 
 def wanted() -> bool:
-    """Whether stdout is a terminal and nobody asked for none (https://no-color.org)."""
+    """Whether stdout is a terminal and nobody asked for none (https://no-color.org), or they are forced."""
+    if os.environ.get("FORCE_COLOR"):
+        return True
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

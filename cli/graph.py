@@ -67,7 +67,8 @@ def dump(
     max_batch: Annotated[int | None, typer.Option(help="Sequences that can run at once.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Tokens of a prefill chunk.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="Kernels of the plan, at stages selected and planned: host or sm80.")
+        str | None,
+        typer.Option(help="Kernels of the plan, at stages selected and planned and in a page: host or sm80."),
     ] = None,
     format: Annotated[Format, typer.Option(help="Form of the output.")] = Format.text,
     out: Annotated[
@@ -76,6 +77,9 @@ def dump(
 ) -> None:
     """Print a graph. Only configuration and tensor headers are read.
 
+    `html` is a page to look at: the graph after every pass up to the stage, or to the plan if none is
+    named, with costs, kernels, near misses; one file that needs no network.
+
     Examples:
 
       rewright graph dump examples/tiny-v4 --module layers.2.attn
@@ -83,13 +87,16 @@ def dump(
       rewright graph dump examples/configs/v4-flash.json --format onnx -o flash.onnx
 
       rewright graph dump examples/configs/v4-flash.json@planned --target sm80 --module layers.4
+
+      rewright graph dump examples/configs/v4-flash.json --target sm80 --format html -o report.html
     """
     from dataclasses import replace
 
     from rewright.graph_spec import PLAN_STAGES, load_graph, load_plan, parse_spec
 
-    if format is Format.onnx and out is None and sys.stdout.isatty():
-        raise UsageError("ONNX is binary", where="--format onnx", fix="write it to a file with -o FILE")
+    if format in (Format.onnx, Format.html) and out is None and sys.stdout.isatty():
+        what = "ONNX is binary" if format is Format.onnx else "a page is for a browser"
+        raise UsageError(what, where=f"--format {format.value}", fix="write it to a file with -o FILE")
     spec = parse_spec(x).with_options(
         variant=variant.value if variant else None,
         numerics=numerics,

@@ -80,7 +80,10 @@ function lifetime(r, k) {
 /** The part of step s (from snapshot s to s + 1) that made or took a record. */
 const partOf = (s, r, side) => (D.steps[s] ? D.steps[s].parts.find((p) => p[side].includes(r)) : undefined);
 
-/** How a record came to be, newest first: [{step, part}], following the nodes that it replaced. */
+/**
+ * How a record came to be, newest first: [{step, part, from, to}], following the nodes that it replaced.
+ * Of a node that a part only changed (it reads another value) the others of the part are no ancestors.
+ */
 function historyOf(r, k) {
   const found = [];
   let wave = [r], at = lifetime(r, k)[0];
@@ -91,13 +94,17 @@ function historyOf(r, k) {
       if (from > 0 && (next === null || from > next)) next = from;
     }
     if (next === null) break;
-    const parts = new Set(), older = new Set();
+    const events = new Map(), older = new Set();
     for (const x of wave) {
       if (lifetime(x, Math.min(at, LAST))[0] !== next) { older.add(x); continue; }
       const part = partOf(next - 1, x, "added");
-      if (part) { parts.add(part); part.removed.forEach((y) => older.add(y)); }
+      if (!part) continue;
+      if (!events.has(part)) events.set(part, { step: next - 1, part, from: new Set(), to: new Set() });
+      const twin = part.removed.find((y) => nodeOf(y).op === nodeOf(x).op && nodeOf(y).names[0] === nodeOf(x).names[0]);
+      events.get(part).to.add(x);
+      (twin === undefined ? part.removed : [twin]).forEach((y) => { events.get(part).from.add(y); older.add(y); });
     }
-    parts.forEach((part) => found.push({ step: next - 1, part }));
+    events.forEach((e) => found.push({ step: e.step, part: e.part, from: [...e.from], to: [...e.to] }));
     wave = [...older]; at = next - 1;
     if (found.length > 60) break;
   }

@@ -31,7 +31,7 @@ const section = (title, ...content) => [el("h2", null, title), ...content];
 const valueLink = (v) => el("button", { class: "link mono", onclick: () => gotoValue(v) }, v);
 
 function valueList(n) {
-  return section("Gives", n.names.map((v, i) => el("div", { class: "mono" }, el("b", null, v), ` : ${n.types[i]}`)), el("div", { class: "note" }, `in module ${n.module || "(root)"}`));
+  return section("Gives", n.names.map((v, i) => el("div", { class: "mono" }, el("b", null, v), ` : ${n.types[i]}`)), el("div", { class: "note" }, `in module ${n.module || "(root)"}, made by `, n.rule ? `rule ${n.rule} of pass ${D.rule_pass[n.rule] || "(unknown)"}` : "the frontend"));
 }
 
 function costs(n) {
@@ -62,15 +62,15 @@ const valueLinkAt = (r, k) => el("button", { class: "link mono", onclick: () => 
 
 function life(r, k) {
   const past = historyOf(r, k).reverse(), future = futureOf(r, k);
-  const item = ({ step, part }, after) => el("li", null, el("b", null, SNAPSHOTS[step + 1].label), " ", part.title.replace(/^\S+ : .* = .*$/, "new node"),
-    el("div", null, part.removed.map((x) => el("div", null, el("span", { class: "minus" }, "− "), valueLinkAt(x, step))), part.added.map((x) => el("div", null, el("span", { class: "plus" }, "+ "), valueLinkAt(x, step + 1)))));
+  const item = ({ step, part, from, to }) => el("li", null, el("b", null, SNAPSHOTS[step + 1].label), " ", part.title.replace(/^\S+ : .* = .*$/, "new node"),
+    el("div", null, (from || part.removed).map((x) => el("div", null, el("span", { class: "minus" }, "− "), valueLinkAt(x, step))), (to || part.added).map((x) => el("div", null, el("span", { class: "plus" }, "+ "), valueLinkAt(x, step + 1)))));
   const traced = el("li", null, el("b", null, SNAPSHOTS[0].label), past.length ? " the nodes that it was made of" : " it is there from the beginning");
-  return section("Where it came from", el("ol", { class: "life" }, traced, past.map((p) => item(p))), future.length ? section("What becomes of it", el("ol", { class: "life" }, future.map((p) => item(p, true)))) : null);
+  return section("Where it came from", el("ol", { class: "life" }, traced, past.map((p) => item(p))), future.length ? section("What becomes of it", el("ol", { class: "life" }, future.map((p) => item(p)))) : null);
 }
 
 function whyNot(r, n, k) {
   const names = new Set(n.names);
-  for (const { part } of historyOf(r, k)) part.removed.forEach((x) => nodeOf(x).names.forEach((v) => names.add(v)));
+  for (const { from } of historyOf(r, k)) from.forEach((x) => nodeOf(x).names.forEach((v) => names.add(v)));
   const misses = D.misses.filter((m) => m.anchors.some((a) => names.has(a)) || names.has(m.node));
   const refusals = k === LAST && D.plan ? D.plan.refusals.filter((x) => x.unit.split("/")[0] === n.names[0]) : [];
   const apart = k === LAST && D.plan ? Object.entries(D.plan.apart).filter(([v]) => n.names.includes(v) || v.split("/")[0] === n.names[0]).flatMap(([, why]) => why) : [];
