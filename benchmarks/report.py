@@ -59,7 +59,8 @@ def open_seconds(driver: Any, page: Path, address: str, runs: int) -> dict[str, 
         driver.get("about:blank")
         begin = time.perf_counter()
         driver.get(page.as_uri() + address)
-        assert driver.execute_script("return document.documentElement.dataset.ready") == "1"
+        while driver.execute_script("return document.documentElement.dataset.ready") != "1":
+            time.sleep(0.005)  # `get` may return while the window still shows what it had before
         times.append(time.perf_counter() - begin)
     return {"median": round(statistics.median(times), 3), "worst": round(max(times), 3)}
 

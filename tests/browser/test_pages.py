@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,11 @@ class Browser:
         """Open a page; its script has drawn the first view then."""
         self.driver.get("about:blank")
         self.driver.get(page.as_uri() + address)
-        ready = self.driver.execute_script("return document.documentElement.dataset.ready")
-        assert ready == "1", self.errors()
+        # `get` may return while the window still shows what it had before.
+        until = time.monotonic() + 20
+        while self.driver.execute_script("return document.documentElement.dataset.ready") != "1":
+            assert time.monotonic() < until, self.errors()
+            time.sleep(0.02)
 
     def errors(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
