@@ -14,6 +14,7 @@ from rewright.cli.traffic import traffic
 from rewright.ir.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
+    from rewright.graph_spec import GraphSpec
     from rewright.ir.graph import Graph
     from rewright.ir.plan import Plan
 
@@ -30,6 +31,7 @@ class Format(StrEnum):
     json = "json"
     dot = "dot"
     onnx = "onnx"
+    html = "html"
 
 
 class Kind(StrEnum):
@@ -65,7 +67,8 @@ def dump(
     max_batch: Annotated[int | None, typer.Option(help="Sequences that can run at once.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Tokens of a prefill chunk.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="Kernels of the plan, at stages selected and planned: host or sm80.")
+        str | None,
+        typer.Option(help="Kernels of the plan, at stages selected and planned and in a page: host or sm80."),
     ] = None,
     format: Annotated[Format, typer.Option(help="Form of the output.")] = Format.text,
     out: Annotated[
@@ -74,6 +77,9 @@ def dump(
 ) -> None:
     """Print a graph. Only configuration and tensor headers are read.
 
+    `html` is a page to look at: the graph after every pass up to the stage, or to the plan if none is
+    named, with costs, kernels, near misses; one file that needs no network.
+
     Examples:
 
       rewright graph dump examples/tiny-v4 --module layers.2.attn
@@ -81,13 +87,16 @@ def dump(
       rewright graph dump examples/configs/v4-flash.json --format onnx -o flash.onnx
 
       rewright graph dump examples/configs/v4-flash.json@planned --target sm80 --module layers.4
+
+      rewright graph dump examples/configs/v4-flash.json --target sm80 --format html -o report.html
     """
     from dataclasses import replace
 
     from rewright.graph_spec import PLAN_STAGES, load_graph, load_plan, parse_spec
 
-    if format is Format.onnx and out is None and sys.stdout.isatty():
-        raise UsageError("ONNX is binary", where="--format onnx", fix="write it to a file with -o FILE")
+    if format in (Format.onnx, Format.html) and out is None and sys.stdout.isatty():
+        what = "ONNX is binary" if format is Format.onnx else "a page is for a browser"
+        raise UsageError(what, where=f"--format {format.value}", fix="write it to a file with -o FILE")
     spec = parse_spec(x).with_options(
         variant=variant.value if variant else None,
         numerics=numerics,
@@ -100,13 +109,20 @@ def dump(
     spec = replace(spec, stage=stage) if stage else spec
     if target is not None:
         spec = spec.with_options(target=target)
-    if spec.stage in PLAN_STAGES:
+    if format is Format.html:
+        data, notes = _render_report(spec, module)
+    elif spec.stage in PLAN_STAGES:
         plan, notes = load_plan(spec)
         data = _render_plan(plan, format, module)
     else:
         graph, notes = load_graph(spec)
         data = _render(graph, format, module)
     output.notes(notes)
+    _write(data, out)
+
+
+def _write(data: bytes, out: Path | None) -> None:
+    """Write a result to a file, or to stdout if there is none."""
     if out is None:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
@@ -116,6 +132,18 @@ def dump(
     except OSError as e:
         fix = "choose a file in a folder that exists and can be written"
         raise MachineError(f"cannot be written ({e.strerror})", where=str(out), fix=fix) from e
+
+
+def _render_report(spec: GraphSpec, module: str) -> tuple[bytes, list[str]]:
+    from rewright.ir.subgraph import subgraph
+    from rewright.report.document import study_document
+    from rewright.report.page import render_page
+    from rewright.report.study import study
+
+    with output.ProgressBar() as bar:
+        found = study(spec, bar)
+    subgraph(found.graph, module)  # refuses a module that does not exist
+    return render_page(study_document(found, module)).encode(), list(found.notes)
 
 
 def _render(graph: Graph, format: Format, module: str) -> bytes:
@@ -161,16 +189,25 @@ def diff(
         bool, typer.Option("--no-fold", help="Print every layer, also where many are alike.")
     ] = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the graphs differ.")] = False,
-    format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    format: Annotated[str, typer.Option(help="text, json or html.")] = "text",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write to a file instead of stdout.")
+    ] = None,
 ) -> None:
     """Compare two graphs: what each rewrite made of which nodes, the bytes it saves, all other changes.
+
+    On a terminal lines that are gone, new or changed have colours (NO_COLOR switches them off). `html` is a
+    page that shows both graphs side by side.
 
     Examples:
 
       rewright graph diff ckpt@traced ckpt@layout --module layers.2.attn
 
       rewright graph diff 'ckpt@traced?numerics=faithful' 'ckpt@traced?numerics=fp32' --stat
+
+      rewright graph diff 'ckpt@layout?no-pass=fuse_norm_quant' ckpt@layout --format html -o diff.html
     """
+    from rewright.cli.colour import coloured
     from rewright.graph_spec import load_graph, parse_spec
     from rewright.ir.diff import diff_graphs
     from rewright.ir.diff_json import to_json
@@ -178,8 +215,16 @@ def diff(
     from rewright.ir.diff_text import render
     from rewright.ir.export.json_graph import json_text
 
-    if format not in ("text", "json"):
-        raise UsageError(f"unknown format {format!r}", where="--format", fix="text or json")
+    if format not in ("text", "json", "html"):
+        raise UsageError(f"unknown format {format!r}", where="--format", fix="text, json or html")
+    if format == "html":
+        if stat:
+            raise UsageError("a page shows the totals too", where="--stat", fix="leave it out")
+        page, differ = _render_comparison(a, b, module, context)
+        _write(page, out)
+        if exit_code and differ:
+            raise typer.Exit(1)
+        return
     (before, notes), (after, more) = load_graph(parse_spec(a)), load_graph(parse_spec(b))
     output.notes(dict.fromkeys([*notes, *more]))
     difference = diff_graphs(before, after)
@@ -187,9 +232,27 @@ def diff(
         difference = difference.within(module)
     if format == "json":
         document = stat_json(difference, context) if stat else to_json(difference, context)
-        output.result(json_text(document), end="")
+        _write(json_text(document).encode(), out)
     else:
         text = render_stat(difference, context) if stat else render(difference, context, fold=not no_fold)
-        output.result(text, end="")
+        _write((coloured(text) if out is None else text).encode(), out)
     if exit_code and not (difference.empty and not difference.header):
         raise typer.Exit(1)
+
+
+def _render_comparison(a: str, b: str, module: str, context: int | None) -> tuple[bytes, bool]:
+    """The page that compares two graphs, and whether they differ."""
+    from rewright.graph_spec import parse_spec
+    from rewright.ir.diff import diff_graphs
+    from rewright.report.document import diff_document
+    from rewright.report.page import render_page
+    from rewright.report.study import study
+
+    with output.ProgressBar() as bar:
+        before, after = (study(parse_spec(text), bar, plan=False) for text in (a, b))
+    output.notes(dict.fromkeys([*before.notes, *after.notes]))
+    difference = diff_graphs(before.graph, after.graph)
+    if module:
+        difference.within(module)  # refuses a module that does not exist
+    page = render_page(diff_document((a, b), difference, module, context, after))
+    return page.encode(), not (difference.empty and not difference.header)

@@ -16,6 +16,7 @@ from rewright.cli import output
 from rewright.cli.bench import bench
 from rewright.cli.compile import compile_model
 from rewright.cli.doctor import doctor
+from rewright.cli.explain import explain
 from rewright.cli.generate import generate
 from rewright.cli.graph import app as graph_app
 from rewright.cli.kernels import app as kernels_app
@@ -44,6 +45,7 @@ app.add_typer(graph_app, name="graph")
 app.add_typer(passes_app, name="passes")
 app.add_typer(ops_app, name="ops")
 app.add_typer(kernels_app, name="kernels")
+app.command()(explain)
 app.command()(reproduce)
 app.command()(generate)
 app.command()(score)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import Node
@@ -26,11 +26,15 @@ class Block:
         module: the heading it stands under.
         lines: what it says.
         balance: its nodes and bytes.
+        removed, added: the nodes of the two graphs that it is about. Not compared: what is alike in two
+            layers has other nodes in each.
     """
 
     module: str
     lines: tuple[str, ...]
     balance: Balance
+    removed: tuple[Node, ...] = field(default=(), repr=False, compare=False)
+    added: tuple[Node, ...] = field(default=(), repr=False, compare=False)
 
 
 def blocks_of(diff: GraphDiff, ledger: Ledger) -> list[Block]:
@@ -39,12 +43,11 @@ def blocks_of(diff: GraphDiff, ledger: Ledger) -> list[Block]:
     place = {node: i for i, change in enumerate(diff.nodes) for node in change.nodes}
     found: list[tuple[int, int, Block]] = []
 
-    def add(rank: int, module: str, lines: Iterator[str], balance: Balance, node: Node) -> None:
-        found.append((rank, place[node], Block(module, tuple(lines), balance)))
-
     for rewrite in diff.rewrites:
         balance = ledger.of(rewrite)
-        add(0, rewrite.module, _rewrite_lines(rewrite, balance), balance, rewrite.main)
+        lines = tuple(_rewrite_lines(rewrite, balance))
+        block = Block(rewrite.module, lines, balance, rewrite.removed, rewrite.added)
+        found.append((0, place[rewrite.main], block))
     for rank, changes in _together(diff.rest, leftovers):
         balance, module = ledger.of(*changes), changes[-1].module
         lines = (
@@ -52,7 +55,10 @@ def blocks_of(diff: GraphDiff, ledger: Ledger) -> list[Block]:
             _unread_lines(changes, balance),
             change_lines(changes[-1], module),
         )[rank - 1]
-        add(rank, module, lines, balance, changes[-1].node)
+        removed = tuple(c.before for c in changes if c.before is not None)
+        added = tuple(c.after for c in changes if c.after is not None)
+        block = Block(module, tuple(lines), balance, removed, added)
+        found.append((rank, place[changes[-1].node], block))
     first: dict[str, int] = {}
     for _, at, block in found:
         first[block.module] = min(at, first.get(block.module, at))

@@ -18,10 +18,12 @@ class Alike(Generic[T]):
     Attributes:
         item: the first.
         others: layers of the others.
+        rest: the others.
     """
 
     item: T
     others: tuple[int, ...] = ()
+    rest: tuple[T, ...] = ()
 
 
 def layer_of(text: str) -> int | None:
@@ -44,7 +46,7 @@ def fold_layers(items: Iterable[T], where: Callable[[T], str], text: Callable[[T
         key = i if layer is None else (_from_layer(where(item), layer), _from_layer(text(item), layer))
         groups.setdefault(key, []).append(item)
     return [
-        Alike(first, tuple(sorted(layer_of(where(other)) or 0 for other in others)))
+        Alike(first, tuple(sorted(layer_of(where(other)) or 0 for other in others)), tuple(others))
         for first, *others in groups.values()
     ]
 

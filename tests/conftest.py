@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -24,6 +25,14 @@ torch.set_num_threads(1)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
+    if item.get_closest_marker("browser"):
+        for program in ("chromium", "chromedriver"):
+            if shutil.which(program) is None:
+                pytest.skip(f"there is no {program}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--artifacts", metavar="DIR", help="folder for pictures that tests take of pages")
 
 
 @pytest.fixture(scope="session")

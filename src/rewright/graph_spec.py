@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rewright.codegen.plan import make_plan
+from rewright.codegen.targets import Target
 from rewright.frontend.numerics import parse_numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.errors import BadInput, UsageError
@@ -14,7 +15,7 @@ from rewright.ir.graph import STAGES, Graph
 from rewright.ir.manifest import MANIFEST_NAME
 from rewright.ir.plan import Plan, parse_plan
 from rewright.ir.variant import Variant
-from rewright.passes.facts import parse_fold_wo
+from rewright.passes.facts import FoldWo, parse_fold_wo
 from rewright.passes.manager import PassOptions
 from rewright.passes.pipelines import LAST_STAGE, REACHABLE
 from rewright.rewriting import rewrite
@@ -94,16 +95,31 @@ def load_plan(spec: GraphSpec) -> tuple[Plan, list[str]]:
         if spec.options.get("target", made_for) != made_for:
             raise UsageError(f"it was compiled for target {made_for}", where=str(spec.path))
         _from_artifact(on, None)  # refuses what cannot change
-        variant = _choose(list(artifact.manifest.variants), on)
+        variant = choose_variant(list(artifact.manifest.variants), on)
         return parse_plan(artifact.plan_text(variant)), []
+    on, target = for_target(spec)
+    graphs, notes = _load(replace(on, stage=LAST_STAGE), (LAST_STAGE,))
+    (graph,) = graphs.values()
+    return make_plan(graph, variant_of(graph), target), notes
+
+
+def for_target(spec: GraphSpec) -> tuple[GraphSpec, Target]:
+    """The spec of the graph that a plan is made of, without its target, and the target.
+
+    Raises:
+        UsageError: a target that does not exist, or more tokens than its kernels take.
+    """
     numerics = parse_numerics(spec.options.get("numerics", "faithful"))
     target = choose_target(spec.options.get("target", "auto"), numerics)
     chunk = _number(spec, "chunk", target.default_chunk)
-    on = on.with_options(chunk=target.chunk(chunk, _number(spec, "max-batch", 1)))
-    graphs, notes = _load(replace(on, stage=LAST_STAGE), (LAST_STAGE,))
-    (graph,) = graphs.values()
-    variant = Variant(*(graph.attrs[key] for key in ("tokens", "batch", "capacity", "all_positions")))
-    return make_plan(graph, variant, target), notes
+    options = {k: v for k, v in spec.options.items() if k != "target"}
+    on = replace(spec, options=options).with_options(chunk=target.chunk(chunk, _number(spec, "max-batch", 1)))
+    return on, target
+
+
+def variant_of(graph: Graph) -> Variant:
+    """The variant that a graph was made for."""
+    return Variant(*(graph.attrs[key] for key in ("tokens", "batch", "capacity", "all_positions")))
 
 
 def load_stages(spec: GraphSpec) -> tuple[dict[str, Graph], list[str]]:
@@ -137,6 +153,12 @@ def _load(spec: GraphSpec, stages: tuple[str, ...] | None) -> tuple[dict[str, Gr
         raise BadInput("no such file or folder", where=str(spec.path), fix="check the path")
     if (spec.path / MANIFEST_NAME).is_file():
         return _from_artifact(spec, stages), []
+    default = default_stage(spec)
+    return _from_source(spec, stages or (default,))
+
+
+def default_stage(spec: GraphSpec) -> str:
+    """The stage of a checkpoint's graph, where none is named that of the options; checks that they agree."""
     about_passes = [o for o in _PASS_OPTIONS if o in spec.options]
     if spec.stage == "traced" and about_passes:
         raise UsageError(
@@ -144,7 +166,7 @@ def _load(spec: GraphSpec, stages: tuple[str, ...] | None) -> tuple[dict[str, Gr
             where=str(spec.path),
             fix=f"name a later stage, {LAST_STAGE} for example",
         )
-    return _from_source(spec, stages or ((LAST_STAGE,) if about_passes else ("traced",)))
+    return spec.stage or (LAST_STAGE if about_passes else "traced")
 
 
 def _from_artifact(spec: GraphSpec, stages: tuple[str, ...] | None) -> dict[str, Graph]:
@@ -159,15 +181,20 @@ def _from_artifact(spec: GraphSpec, stages: tuple[str, ...] | None) -> dict[str,
     chosen = kept[-1:] if stages is None else stages
     if len(chosen) > 1:
         chosen = tuple(stage for stage in chosen if stage in kept)
-    variant = _choose(list(artifact.manifest.variants), spec)
+    variant = choose_variant(list(artifact.manifest.variants), spec)
     return {stage: artifact.graph(variant, stage) for stage in chosen}
 
 
-def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Graph], list[str]]:
+def open_source(spec: GraphSpec) -> tuple[ModelSource, Variant]:
+    """The checkpoint or configuration of a spec, and the variant that it names.
+
+    Raises:
+        UsageError: an option or variant that does not exist.
+        BadInput: the path cannot be used.
+    """
+    if not spec.path.exists():
+        raise BadInput("no such file or folder", where=str(spec.path), fix="check the path")
     given = spec.options
-    without = tuple(n for n in given.get("no-pass", "").split(",") if n)
-    passes = PassOptions.of(given.get("passes"), without, stages[-1])
-    fold_wo = parse_fold_wo(given.get("fold-wo", "auto"))
     source = ModelSource.open(
         spec.path,
         parse_numerics(given.get("numerics", "faithful")),
@@ -175,7 +202,20 @@ def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Gr
         max_batch=_number(spec, "max-batch", 1),
         chunk=_number(spec, "chunk", 128),
     )
-    variant = _choose(source.variants(), spec)
+    return source, choose_variant(source.variants(), spec)
+
+
+def pass_options(spec: GraphSpec, to: str) -> tuple[PassOptions, FoldWo]:
+    """Which passes a spec wants, up to a stage."""
+    given = spec.options
+    without = tuple(n for n in given.get("no-pass", "").split(",") if n)
+    passes = PassOptions.of(given.get("passes"), without, to)
+    return passes, parse_fold_wo(given.get("fold-wo", "auto"))
+
+
+def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Graph], list[str]]:
+    passes, fold_wo = pass_options(spec, stages[-1])
+    source, variant = open_source(spec)
     if stages == ("traced",):
         return {"traced": source.graph(variant)}, source.notes
     found: dict[str, Graph] = {}
@@ -188,7 +228,7 @@ def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Gr
     return found, source.notes
 
 
-def _choose(variants: list[Variant], spec: GraphSpec) -> Variant:
+def choose_variant(variants: list[Variant], spec: GraphSpec) -> Variant:
     """The variant of the wanted kind and batch with the largest capacity."""
     kind, batch = spec.options.get("variant", "decode"), _number(spec, "batch", 1)
     if kind not in KINDS:

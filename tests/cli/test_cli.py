@@ -32,6 +32,7 @@ COMMANDS = [
     ("graph", "dump"),
     ("graph", "diff"),
     ("graph", "traffic"),
+    ("explain",),
     ("passes",),
     ("passes", "list"),
     ("passes", "show"),
