@@ -83,6 +83,22 @@ class DeviceProgram:
     def run(self, stream: int, begin: int = 0, end: int | None = None) -> None:
         """Launch the plan's launches [begin, end) on a stream; nothing is waited for."""
 
+    def run_overlapped(self, stream: int) -> None:
+        """Launch the whole plan behind what is on a stream; nothing is waited for.
+
+        A launch that can wait by itself begins while the one before it runs and fetches its weights, and
+        short launches run beside the chain of the others (csrc/device/schedule.h). The results are those
+        of `run`.
+        """
+
+    @property
+    def early(self) -> int:
+        """Launches that begin before the one before them has ended."""
+
+    @property
+    def aside(self) -> int:
+        """Launches that run beside the chain of the others."""
+
     def result(self, name: str) -> tuple[int, int]:
         """Address and bytes of a result of the last step."""
 

@@ -41,6 +41,7 @@ class DeviceModel:
         card: Card,
         *,
         graphs: bool = True,
+        overlap: bool = False,
         loading: Callable[[int], None] | None = None,
     ):
         """
@@ -48,12 +49,13 @@ class DeviceModel:
             artifact: a model that was compiled for target sm80.
             card: where it runs.
             graphs: whether steps are recorded as CUDA graphs; else each launch is a call of its own.
+            overlap: whether launches may begin before those before them have ended.
             loading: told the bytes of each weight when it is on the card.
 
         Raises:
             MachineError: the card has too little memory; nothing was loaded then.
         """
-        self._artifact, self.card, self._graphs = artifact, card, graphs
+        self._artifact, self.card, self._graphs, self._overlap = artifact, card, graphs, overlap
         manifest = artifact.manifest
         self.arena_bytes, self.state_bytes = manifest.memory.arena_bytes, manifest.memory.state_bytes
         needed = artifact.weight_bytes + self.arena_bytes + self.state_bytes
@@ -155,7 +157,7 @@ class DeviceModel:
         if step is None:
             self._inputs.zero_()  # no row is valid while it is recorded
             program = self._program(variant)
-            launches: list[Launch] = [program.run]
+            launches: list[Launch] = [program.run_overlapped if self._overlap else program.run]
             if sampled:
                 with self._refusals(variant):
                     sampler = self._sampling_memory().sampler(

@@ -133,6 +133,10 @@ PYBIND11_MODULE(_native, m) {
         program.run(stream, begin, end.value_or(program.size()));
       }, py::arg("stream"), py::arg("begin") = 0, py::arg("end") = py::none(), py::call_guard<py::gil_scoped_release>(),
          "Launch the plan's launches [begin, end) on a stream; nothing is waited for.")
+      .def("run_overlapped", &DeviceProgram::run_overlapped, py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
+           "Launch the whole plan behind a stream's work, launches that can overlapping; nothing is waited for.")
+      .def_property_readonly("early", &DeviceProgram::early)
+      .def_property_readonly("aside", &DeviceProgram::aside)
       .def("result", [](const DeviceProgram& program, const std::string& name) {
         const rewright::Tensor& tensor = program.result(name);
         return std::pair(reinterpret_cast<uintptr_t>(tensor.data), tensor.nbytes());

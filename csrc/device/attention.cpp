@@ -119,7 +119,9 @@ struct Attention {
                         static_cast<unsigned>(site_.rows() * p.splits * groups()), 256, p, shared);
   }
   DeviceLaunch combine_launch() const {
-    return site_.launch("attention_combine", static_cast<unsigned>(site_.rows() * groups() * (dim_ / kDimsPerBlock)), 256, p);
+    DeviceLaunch combine = site_.launch("attention_combine", static_cast<unsigned>(site_.rows() * groups() * (dim_ / kDimsPerBlock)), 256, p);
+    combine.waits = true;
+    return combine;
   }
   DeviceLaunch any_launch() const {
     return site_.launch("attention_any", static_cast<unsigned>(site_.rows() * heads_), 128, p,

@@ -47,6 +47,10 @@ class DeviceSite : public CallSite {
     made.params.assign((sizeof(Params) + 7) / 8, 0);
     made.params_bytes = sizeof(Params);
     std::memcpy(made.params.data(), &params, sizeof(Params));
+    if constexpr (requires { params.order; }) {
+      made.order_offset = static_cast<int>(reinterpret_cast<const char*>(&params.order) - reinterpret_cast<const char*>(&params));
+      made.ends = true;
+    }
     return made;
   }
 };

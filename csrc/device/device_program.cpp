@@ -6,6 +6,7 @@ DeviceProgram::DeviceProgram(const Plan& plan, const Memory& memory, const int32
   check(plan.target == "sm80", "the plan is for target " + plan.target + ", this executes sm80");
   check(plan.arena_bytes <= memory.arena_bytes && plan.state_bytes <= memory.state_bytes, "arena or state is too small");
   step_ = step_of(plan, inputs);
+  std::vector<Touched> touched;
   for (size_t i = 0; i < plan.launches.size(); ++i) {
     const PlannedLaunch& launch = plan.launches[i];
     DeviceSite site;
@@ -35,7 +36,9 @@ DeviceProgram::DeviceProgram(const Plan& plan, const Memory& memory, const int32
     site.step = &step_;
     site.device = &device;
     launches_.push_back(entry->second.make(site));
+    touched.push_back(touched_by(site));
   }
+  schedule_ = std::make_unique<Schedule>(launches_, touched, device);
   for (const auto& [name, value] : plan.results) results_.emplace(name, bind_place(plan.values.at(value), value, memory, step_));
 }
 

@@ -3,6 +3,7 @@
 
 #include "../runtime/program.h"
 #include "device_kernel.h"
+#include "schedule.h"
 
 namespace rewright {
 
@@ -14,9 +15,15 @@ class DeviceProgram {
   DeviceProgram(const DeviceProgram&) = delete;
   DeviceProgram& operator=(const DeviceProgram&) = delete;
 
-  // Launches everything, or the launches [begin, end) of the plan only. Nothing is waited for.
+  // Launches everything, one after the other, or the launches [begin, end) of the plan only. Nothing is
+  // waited for.
   void run(uintptr_t stream) const { run(stream, 0, launches_.size()); }
   void run(uintptr_t stream, size_t begin, size_t end) const;
+  // The same for everything, overlapped as schedule.h says. Work on `stream` before and behind is not.
+  void run_overlapped(uintptr_t stream) const { schedule_->run(stream); }
+  // Launches that begin before the one before them has ended, and launches at the side.
+  size_t early() const { return schedule_->early(); }
+  size_t aside() const { return schedule_->aside(); }
 
   // Launches of the plan.
   size_t size() const { return launches_.size(); }
@@ -28,6 +35,7 @@ class DeviceProgram {
   Device& device_;
   Step step_;
   std::vector<std::vector<DeviceLaunch>> launches_;
+  std::unique_ptr<Schedule> schedule_;
   std::map<std::string, Tensor> results_;
 };
 

@@ -25,11 +25,21 @@ struct Api {
   Result (*memory_free)(uint64_t);
   Result (*memory_write)(uint64_t, const void*, size_t);
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  Result (*function_value)(int*, int, void*);
+  Result (*memory_zero)(uint64_t, unsigned char, size_t, void*);
+  Result (*stream_create)(void**, unsigned);
+  Result (*stream_destroy)(void*);
+  Result (*stream_wait)(void*, void*, unsigned);
+  Result (*event_create)(void**, unsigned);
+  Result (*event_destroy)(void*);
+  Result (*event_record)(void*, void*);
   Result (*error_name)(Result, const char**);
 };
 
-constexpr int kMultiprocessorCount = 16, kMaxSharedPerBlockOptin = 97;  // CUdevice_attribute
-constexpr int kMaxDynamicSharedBytes = 8;                               // CUfunction_attribute
+// CUdevice_attribute, CUfunction_attribute, flags
+constexpr int kMultiprocessorCount = 16, kMaxSharedPerMultiprocessor = 81, kMaxRegistersPerMultiprocessor = 82, kMaxSharedPerBlockOptin = 97;
+constexpr int kStaticSharedBytes = 1, kRegisters = 4, kMaxDynamicSharedBytes = 8, kSharedCarveout = 9;
+constexpr unsigned kNonBlocking = 1, kDisableTiming = 2;
 constexpr Result kNotFound = 500;
 
 const Api& api() {
@@ -55,6 +65,14 @@ const Api& api() {
     resolve(found.memory_free, "cuMemFree_v2");
     resolve(found.memory_write, "cuMemcpyHtoD_v2");
     resolve(found.launch, "cuLaunchKernel");
+    resolve(found.function_value, "cuFuncGetAttribute");
+    resolve(found.memory_zero, "cuMemsetD8Async");
+    resolve(found.stream_create, "cuStreamCreate");
+    resolve(found.stream_destroy, "cuStreamDestroy_v2");
+    resolve(found.stream_wait, "cuStreamWaitEvent");
+    resolve(found.event_create, "cuEventCreate");
+    resolve(found.event_destroy, "cuEventDestroy_v2");
+    resolve(found.event_record, "cuEventRecord");
     resolve(found.error_name, "cuGetErrorName");
     return found;
   }();
@@ -76,6 +94,8 @@ class Cuda : public Device {
     require(api().device_get(&device, ordinal), "there is no card " + std::to_string(ordinal));
     require(api().device_attribute(&multiprocessors_, kMultiprocessorCount, device), "the card cannot be asked");
     require(api().device_attribute(&most_shared_, kMaxSharedPerBlockOptin, device), "the card cannot be asked");
+    require(api().device_attribute(&shared_of_multiprocessor_, kMaxSharedPerMultiprocessor, device), "the card cannot be asked");
+    require(api().device_attribute(&registers_of_multiprocessor_, kMaxRegistersPerMultiprocessor, device), "the card cannot be asked");
     require(api().context_retain(&context_, device), "the card cannot be used");  // kept until the process ends
     require(api().context_set(context_), "the card cannot be used");
     for (const std::string& path : paths) {
@@ -98,7 +118,12 @@ class Cuda : public Device {
       if (result == kNotFound) found.handle = nullptr;
     }
     if (found.handle == nullptr) throw DeviceError("this build has no kernel " + name);
-    found.name = name;
+    if (found.name.empty()) {
+      found.name = name;
+      // A multiprocessor that changes how it divides its memory must be empty: two kernels that are to run
+      // side by side must agree, so all ask for the most shared memory.
+      require(api().function_attribute(found.handle, kSharedCarveout, 100), "the kernel " + name + " cannot be set up");
+    }
     if (shared_bytes > static_cast<unsigned>(most_shared_)) {
       throw DeviceError("the kernel " + name + " needs " + std::to_string(shared_bytes) +
                         " bytes of shared memory, a block of this card has " + std::to_string(most_shared_));
@@ -127,8 +152,43 @@ class Cuda : public Device {
             "the kernel " + launch.function.name + " cannot be launched");
   }
 
+  int shared_of_multiprocessor() const override { return shared_of_multiprocessor_; }
+
+  bool fit_together(const DeviceLaunch& a, const DeviceLaunch& b) override {
+    int shared = 0, registers = 0;
+    for (const DeviceLaunch* launch : {&a, &b}) {
+      int fixed = 0, each = 0;
+      require(api().function_value(&fixed, kStaticSharedBytes, launch->function.handle), "a kernel cannot be asked");
+      require(api().function_value(&each, kRegisters, launch->function.handle), "a kernel cannot be asked");
+      shared += fixed + static_cast<int>(launch->shared_bytes) + kReservedShared;
+      registers += (each + 7) / 8 * 8 * static_cast<int>((launch->threads + 31) / 32 * 32);
+    }
+    return shared <= shared_of_multiprocessor_ && registers <= registers_of_multiprocessor_ && a.threads + b.threads <= 2048;
+  }
+
+  std::shared_ptr<void> make_stream() override {
+    void* stream = nullptr;
+    require(api().stream_create(&stream, kNonBlocking), "a stream cannot be made");
+    return {stream, [](void* p) { api().stream_destroy(p); }};
+  }
+  std::shared_ptr<void> make_event() override {
+    void* event = nullptr;
+    require(api().event_create(&event, kDisableTiming), "an event cannot be made");
+    return {event, [](void* p) { api().event_destroy(p); }};
+  }
+  void record(void* event, uintptr_t stream) override {
+    require(api().event_record(event, reinterpret_cast<void*>(stream)), "an event cannot be recorded");
+  }
+  void wait(uintptr_t stream, void* event) override {
+    require(api().stream_wait(reinterpret_cast<void*>(stream), event, 0), "a stream cannot wait");
+  }
+  void zero(void* data, size_t bytes, uintptr_t stream) override {
+    require(api().memory_zero(reinterpret_cast<uint64_t>(data), 0, bytes, reinterpret_cast<void*>(stream)), "memory cannot be cleared");
+  }
+
  private:
-  int multiprocessors_ = 0, most_shared_ = 0;
+  static constexpr int kReservedShared = 1024;  // of every block, by the system
+  int multiprocessors_ = 0, most_shared_ = 0, shared_of_multiprocessor_ = 0, registers_of_multiprocessor_ = 0;
   void* context_ = nullptr;
   std::vector<void*> modules_;
   std::map<std::string, Function> functions_;

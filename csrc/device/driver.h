@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace rewright {
@@ -30,6 +31,14 @@ struct DeviceLaunch {
   std::vector<uint64_t> params;   // the kernel's parameter struct
   unsigned params_bytes = 0;
   std::shared_ptr<void> memory;   // of the card, that the parameters point to
+
+  // How it takes part in launches that overlap (kernels/common/order.h).
+  int order_offset = -1;          // of the Order in the parameters; -1: it has none
+  bool waits = false;             // it can begin before the launch before it has ended
+  bool ends = false;              // it counts its ended blocks
+  bool chooses = false;           // it says when it has chosen experts
+  std::vector<std::pair<const void*, size_t>> choice;  // the experts, where it needs them before it waits
+  std::vector<std::pair<const void*, size_t>> early;   // what else it reads before it waits, weights left out
 };
 
 class Device {
@@ -42,6 +51,18 @@ class Device {
   // A copy of `bytes` bytes in the card's memory, freed with the last reference; what `launch` reads.
   virtual std::shared_ptr<void> upload(const void* data, size_t bytes) = 0;
   virtual void launch(const DeviceLaunch& launch, uintptr_t stream) = 0;
+
+  // Bytes of shared memory of a multiprocessor, one kilobyte less for each block on it.
+  virtual int shared_of_multiprocessor() const = 0;
+  // Whether a multiprocessor takes a block of both at once.
+  virtual bool fit_together(const DeviceLaunch& a, const DeviceLaunch& b) = 0;
+  // Streams and events of the card, freed with the last reference. `wait`: what is launched on a stream from
+  // now on begins when all that was on the event's stream when it was recorded has ended.
+  virtual std::shared_ptr<void> make_stream() = 0;
+  virtual std::shared_ptr<void> make_event() = 0;
+  virtual void record(void* event, uintptr_t stream) = 0;
+  virtual void wait(uintptr_t stream, void* event) = 0;
+  virtual void zero(void* data, size_t bytes, uintptr_t stream) = 0;
 };
 
 // The card `ordinal` with the .fatbin files at `paths`. Its primary context is shared with whoever else

@@ -10,6 +10,7 @@ namespace rewright {
 namespace {
 
 constexpr unsigned kMostSharedBytes = 163 << 10;  // of a block on SM80
+constexpr int kSharedOfMultiprocessor = 164 << 10;
 
 class Emulation : public Device {
  public:
@@ -42,6 +43,15 @@ class Emulation : public Device {
       throw DeviceError(launch.function.name + ": " + e.what());
     }
   }
+
+  // Launches run one after the other, so any two fit, and their counts have always been raised in time.
+  int shared_of_multiprocessor() const override { return kSharedOfMultiprocessor; }
+  bool fit_together(const DeviceLaunch&, const DeviceLaunch&) override { return true; }
+  std::shared_ptr<void> make_stream() override { return nullptr; }
+  std::shared_ptr<void> make_event() override { return nullptr; }
+  void record(void*, uintptr_t) override {}
+  void wait(uintptr_t, void*) override {}
+  void zero(void* data, size_t bytes, uintptr_t) override { std::memset(data, 0, bytes); }
 
  private:
   int multiprocessors_;

@@ -50,9 +50,11 @@ std::vector<DeviceLaunch> start(DeviceSite& site) {
   p.vocabulary = static_cast<int>(table.dim(0));
   p.rows = site.rows();
   p.combine = StreamBuilder::streams_behind(site, nullptr, expand.results[0], &mix);
-  const unsigned blocks = (p.combine.dim / 16 + 7) / 8;
+  p.combine.slots = kStartTiles;
+  p.combine.fetches_fn = 1;
+  const unsigned blocks = (p.combine.dim / 16 + kStartTiles - 1) / kStartTiles;
   site.require(blocks <= kPartialBlocks && embed.results[0].data == nullptr, "the embedding does not fit");
-  return {site.launch("start", blocks, 256, p)};
+  return {site.launch("start", blocks, 256, p, kept_bytes(p.combine, p.rows, true))};
 }
 
 std::vector<DeviceLaunch> sublayer_in(DeviceSite& site) {

@@ -9,8 +9,9 @@ namespace rewright {
 namespace {
 
 constexpr int kScratchBytes = (40 + 32 * kPartialColumns) * 4 + 128;
-constexpr int kFnBytes = 24 * 4 * 16 * 4;      // of a tile's part in the mixing logits
-constexpr int kMostShared = (163 << 10) - 3328;  // of a block on SM80, less what the kernels declare themselves
+constexpr int kOwnShared = 6656;                   // most that the kernels declare themselves
+constexpr int kMostShared = (163 << 10) - kOwnShared;  // of a block on SM80
+constexpr int kMostSlots = 8;                      // tiles of a block behind which streams are combined
 
 int64_t aligned(int64_t bytes, int64_t to = 128) { return (bytes + to - 1) / to * to; }
 
@@ -38,6 +39,15 @@ Load load_of(const std::vector<int>& tiles, int streamers, int warps, int per_ti
   for (int64_t n : of_block) load.block = std::max(load.block, n);
   for (int64_t n : of_group) load.warp = std::max(load.warp, n);
   return load;
+}
+
+int best_warps_per_tile(const std::vector<int>& tiles, int streamers, int warps) {
+  int best = 1;
+  for (int per_tile = 2; per_tile <= warps; ++per_tile) {
+    if (warps % per_tile) continue;
+    if (load_of(tiles, streamers, warps, per_tile).cost() < load_of(tiles, streamers, warps, best).cost()) best = per_tile;
+  }
+  return best;
 }
 
 }  // namespace
@@ -255,6 +265,7 @@ void StreamBuilder::chosen(const Tensor& experts) {
   site_.require(r.choices <= kMostChoices && experts.data, "too many experts");
   r.experts = static_cast<int*>(experts.data);
   r.experts_pitch = experts.pitch;
+  choice_.emplace_back(experts.data, experts.nbytes());
 }
 
 Combine StreamBuilder::streams_behind(const DeviceSite& site, const Part* combine, const Tensor& after, const Part* mix) {
@@ -274,6 +285,7 @@ Combine StreamBuilder::streams_behind(const DeviceSite& site, const Part* combin
     c.post_pitch = post.pitch;
     c.comb = static_cast<const float*>(comb.data);
     c.comb_pitch = comb.pitch;
+    site.require(before.pitch % 16 == 0 && reinterpret_cast<uintptr_t>(before.data) % 16 == 0, "the streams before are not aligned");
   }
   if (mix) {
     const Tensor &fn = mix->operands[1], &logits = mix->results[0];
@@ -288,6 +300,7 @@ Combine StreamBuilder::streams_behind(const DeviceSite& site, const Part* combin
 
 void StreamBuilder::combine(const Part& combine, const Part* mix) {
   p_.combine = streams_behind(site_, &combine, combine.results[0], mix);
+  for (int i = 1; i < 4; ++i) early_.emplace_back(combine.operands[i].data, combine.operands[i].nbytes());
 }
 
 void StreamBuilder::add_shared(const Tensor& shared) {
@@ -351,12 +364,12 @@ StreamBuilder::Variant StreamBuilder::variant() const {
     bool combines, routes;
   };
   const Known known[] = {  // as in kernels/stream/stream.cu
-      {{"normed", 8, 8}, kMask<kE4m3Quantised>, kMask<kRow>, false, false},
+      {{"normed", 8, 4}, kMask<kE4m3Quantised>, kMask<kRow>, false, false},
       {{"head", 8, 8}, kMask<kBf16Bf16>, kMask<kStreams>, false, false},
-      {{"sublayer", 8, 8}, kMask<kE4m3Quantised, kBf16Bf16, kRowsBf16>, kMask<kStreams>, false, false},
-      {{"combined", 8, 7}, kMask<kE4m3Quantised>, kMask<kRow>, true, false},
-      {{"experts", 16, 4}, kMask<kE4m3Quantised, kE2m1Quantised>, kMask<kGated, kCodes>, false, true},
-      {{"grouped", 8, 8}, kMask<kE4m3Bf16>, kMask<kGiven>, false, false},
+      {{"sublayer", 8, 4}, kMask<kE4m3Quantised, kBf16Bf16, kRowsBf16>, kMask<kStreams>, false, false},
+      {{"combined", 8, 4}, kMask<kE4m3Quantised>, kMask<kRow>, true, false},
+      {{"experts", 12, 3}, kMask<kE4m3Quantised, kE2m1Quantised>, kMask<kGated, kCodes>, false, true},
+      {{"grouped", 8, 4}, kMask<kE4m3Bf16>, kMask<kGiven>, false, false},
   };
   const bool combines = p_.combine.on != 0, routes = p_.routing.kind != 0;
   for (const Known& k : known) {
@@ -364,14 +377,35 @@ StreamBuilder::Variant StreamBuilder::variant() const {
     const bool fits = (formats & ~k.formats) == 0 && (kinds & ~k.kinds) == 0;
     if (fits && combines == k.combines && routes == k.routes) return k.variant;
   }
-  return {"any", 8, 6};
+  return {"any", 8, 4};
 }
 
 DeviceLaunch StreamBuilder::launch(const std::string& name, int blocks, int warps, int shared_bytes) {
   if (!memory_) memory_ = site_.device->upload(&p_, sizeof p_);
-  DeviceLaunch made = site_.launch(name, blocks, warps * 32, StreamLaunch{static_cast<const StreamParams*>(memory_.get())}, shared_bytes);
+  DeviceLaunch made = site_.launch(name, blocks, warps * 32, StreamLaunch{static_cast<const StreamParams*>(memory_.get()), {}},
+                                    shared_bytes);
   made.memory = memory_;
   return made;
+}
+
+void StreamBuilder::slice(Segment& s) const {
+  for (int i = 0; i <= p_.warps_per_tile; ++i) s.begins[i] = static_cast<short>(blocks_of(s) * i / p_.warps_per_tile);
+}
+
+void StreamBuilder::take_part(DeviceLaunch& launch) const {
+  launch.waits = true;
+  launch.choice = choice_;
+  launch.early = early_;
+}
+
+int StreamBuilder::keep(int offset, int tiles) {
+  Combine& c = p_.combine;
+  if (!c.on) return offset;
+  c.slots = (tiles + p_.streamers - 1) / p_.streamers;
+  p_.shared_kept = static_cast<int>(aligned(offset, 16));
+  const int without = p_.shared_kept + kept_bytes(c, p_.rows, false), with = p_.shared_kept + kept_bytes(c, p_.rows, true);
+  c.fetches_fn = c.fn != nullptr && with <= kMostShared;
+  return c.fetches_fn ? with : without;
 }
 
 DeviceLaunch StreamBuilder::preparation() {
@@ -380,6 +414,7 @@ DeviceLaunch StreamBuilder::preparation() {
   const bool routes = p_.routing.kind == 1 || p_.routing.kind == 2;
   DeviceLaunch made = launch("stream_prepare", rows, 8, kScratchBytes);
   made.grid[1] = p_.inputs_count + routes;
+  made.waits = true;
   return made;
 }
 
@@ -406,56 +441,43 @@ std::vector<DeviceLaunch> StreamBuilder::launches() {
   const int multiprocessors = site_.device->multiprocessors();
   bool one = p_.rows == 1;
   const Variant kernel = variant();
-  p_.fetches_fn = 1;
   for (int attempt = 0; attempt < 2; ++attempt) {
     int streamers = std::max(1, multiprocessors - (one ? sides : 0));
-    p_.warps_per_tile = 1;
-    Load best = load_of(tiles, streamers, kernel.warps, 1);
-    for (int per_tile : {2, 4, 8}) {
-      const Load load = load_of(tiles, streamers, kernel.warps, per_tile);
-      if (load.cost() < best.cost()) {
-        best = load;
-        p_.warps_per_tile = per_tile;
-      }
-    }
-    if (p_.combine.on) p_.warps_per_tile = std::max(p_.warps_per_tile, 4);  // (shared memory for few groups)
-    const int groups = kernel.warps / p_.warps_per_tile;
+    p_.warps_per_tile = best_warps_per_tile(tiles, streamers, kernel.warps);
     if (p_.combine.on) {
-      streamers = std::max(streamers, (p_.jobs + groups * kTilesPerGroup - 1) / (groups * kTilesPerGroup));
-      streamers = std::min(streamers, kPartialBlocks);
-      site_.require(p_.jobs <= streamers * groups * kTilesPerGroup, "too many rows behind which streams are combined");
+      streamers = std::clamp(streamers, (p_.jobs + kMostSlots - 1) / kMostSlots, kPartialBlocks);
+      site_.require(p_.jobs <= streamers * kMostSlots, "too many rows behind which streams are combined");
     }
     p_.streamers = streamers;
     p_.side_by_side = one && grouped;
-    int offset = kernel.warps * kernel.stages * kSlotBytes;
-    p_.shared_ring = 0;
-    p_.shared_sums = p_.shared_scratch = offset;  // the scratch of inputs is done with before the first sum
-    offset += std::max(kernel.warps * 2 * (one ? 64 : 512), kScratchBytes);
-    p_.shared_dots = offset;
-    if (p_.combine.on) offset += groups * kTilesPerGroup * p_.rows * kPartialColumns * 4;
-    p_.shared_fn = offset;
-    if (p_.combine.on) offset += groups * kFnBytes;
-    if (p_.side_by_side) {  // of two groups
+    if (p_.side_by_side) {
       const Segment& s = p_.segments[0];
-      p_.inputs[0].shared_offset = offset;
-      offset += 2 * s.columns * 2;
-      if (p_.count > 1 || (p_.jobs + streamers - 1) / streamers > s.tiles_per_group) {
+      if (p_.count > 1 || (p_.jobs + streamers - 1) / streamers > s.tiles_per_group) {  // a block has two groups at most
         one = false;
         continue;
       }
+    }
+    for (int i = 0; i < p_.count; ++i) slice(p_.segments[i]);
+    int offset = kernel.warps * kernel.stages * kSlotBytes;
+    p_.shared_sums = p_.shared_scratch = offset;  // the scratch of inputs is done with before the first sum
+    offset += std::max(kernel.warps * 2 * (one ? 64 : 512), kScratchBytes);
+    if (p_.side_by_side) {  // of two groups
+      p_.inputs[0].shared_offset = offset;
+      offset += 2 * p_.segments[0].columns * 2;
     } else if (one) {
       offset = share(offset, false);
     }
-    if (one && offset > kMostShared) {
-      one = false;  // too wide a row: as for several tokens
-      continue;
+    offset = keep(offset, p_.jobs);
+    if (offset <= kMostShared) {
+      const std::string name = std::string("stream_") + kernel.name + (one ? "_one" : "_many");
+      if (!one) stage();
+      DeviceLaunch stream = launch(name, streamers + (one ? sides : 0), kernel.warps, offset);
+      take_part(stream);
+      stream.chooses = one && (p_.routing.kind == 1 || p_.routing.kind == 2);
+      if (one || !prepares) return {stream};
+      return {preparation(), stream};
     }
-    const std::string name = std::string("stream_") + kernel.name + (one ? "_one" : "_many");
-    if (one) return {launch(name, streamers + sides, kernel.warps, offset)};
-    stage();
-    DeviceLaunch stream = launch(name, streamers, kernel.warps, offset);
-    if (!prepares) return {stream};
-    return {preparation(), stream};
+    one = false;  // too wide a row: as for several tokens
   }
   site_.require(false, "the launch does not fit");
   return {};
@@ -467,26 +489,24 @@ std::vector<DeviceLaunch> StreamBuilder::expert_sums() {
   const int choices = p_.routing.choices;
   const bool usual = s.format == kE2m1Quantised;
   for (bool one : {p_.rows == 1, false}) {
-    const int warps = 6, stages = 8, per_tile = 3, groups = warps / per_tile;
-    p_.warps_per_tile = per_tile;
-    int streamers = std::max(site_.device->multiprocessors(), (s.tiles + groups * kTilesPerGroup - 1) / (groups * kTilesPerGroup));
-    streamers = std::min(streamers, kPartialBlocks);
-    site_.require(s.tiles <= streamers * groups * kTilesPerGroup, "too many rows behind which streams are combined");
+    const int warps = kExpertWarps, groups = warps / kExpertWarpsPerTile, most_blocks = (s.tiles + kMostSlots - 1) / kMostSlots;
+    p_.warps_per_tile = kExpertWarpsPerTile;
+    const int streamers = std::clamp(site_.device->multiprocessors(), most_blocks, kPartialBlocks);
+    site_.require(s.tiles <= streamers * kMostSlots, "too many rows behind which streams are combined");
     p_.streamers = streamers;
-    int offset = warps * stages * kSlotBytes;
+    slice(s);
+    int offset = warps * kExpertStages * kSlotBytes;
     p_.shared_sums = p_.shared_scratch = offset;
     offset += groups * 2 * p_.rows * choices * 16 * 4;
-    p_.shared_dots = offset;
-    offset += groups * kTilesPerGroup * p_.rows * kPartialColumns * 4;
-    p_.shared_fn = offset;
-    const bool fn_fits = offset + groups * kFnBytes + (one ? share(offset, true) - offset : 0) <= kMostShared;
-    if (fn_fits) offset += groups * kFnBytes;
-    if (one) offset = share(offset, true);
-    if (one && offset > kMostShared) continue;
-    p_.fetches_fn = fn_fits;
-    if (one) return {launch(usual ? "expert_sums_one" : "expert_sums_any_one", streamers, warps, offset)};
-    stage();
-    return {preparation(), launch(usual ? "expert_sums_many" : "expert_sums_any_many", streamers, warps, offset)};
+    if (one) offset = share(static_cast<int>(aligned(offset)), true);
+    offset = keep(offset, s.tiles);
+    if (offset > kMostShared) continue;
+    if (!one) stage();
+    const std::string name = std::string("expert_sums") + (usual ? "" : "_any") + (one ? "_one" : "_many");
+    DeviceLaunch sums = launch(name, streamers, warps, offset);
+    take_part(sums);
+    if (one) return {sums};
+    return {preparation(), sums};
   }
   site_.require(false, "the launch does not fit");
   return {};

@@ -46,13 +46,18 @@ class StreamBuilder {
     int warps, stages;
   };
   Variant variant() const;
+  // Shared memory from `offset` on that a block's part of the combined streams takes.
+  int keep(int offset, int tiles);
   DeviceLaunch launch(const std::string& name, int blocks, int warps, int shared_bytes);
+  void take_part(DeviceLaunch& launch) const;
+  void slice(Segment& s) const;  // a tile's blocks between its warps
   DeviceLaunch preparation();
   int rows() const { return site_.rows(); }
 
   DeviceSite& site_;
   StreamParams p_{};
   std::shared_ptr<void> memory_;  // the card's copy of it
+  std::vector<std::pair<const void*, size_t>> choice_, early_;  // what launches read before they wait
 };
 
 // The format of a product with a weight, -1 where the streaming kernels have none.

@@ -65,8 +65,9 @@ extern Thread* current;  // the thread that runs
 extern dim3 block_index, block_size, grid_size;
 
 void* dynamic_shared();
-void yield();               // let the other threads of the block run
+void fail(const char* what);  // the grid's run ends with this error once its blocks have ended
 void block_barrier();       // __syncthreads
+void group_barrier(int barrier, unsigned threads);  // bar.sync, of the block's 16
 void warp_barrier(unsigned mask);
 
 template <typename T>
@@ -137,6 +138,7 @@ inline float __fmul_rn(float a, float b) { volatile float p = a * b; return p; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
@@ -190,6 +192,17 @@ inline uint32_t round_bf16x2(float low, float high) {
   };
   return round(low) | round(high) << 16;
 }
+inline uint32_t round_f16x2(float low, float high) {
+  const auto round = [](float f) -> uint32_t {  // finite, no larger than an fp16 can be
+    const float magnitude = std::fabs(f);
+    int exponent = 0;
+    std::frexp(magnitude, &exponent);
+    exponent = magnitude == 0.f ? -14 : std::max(exponent - 1, -14);
+    const uint32_t units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));  // of the last place
+    return (units + (static_cast<uint32_t>(exponent + 14) << 10)) | (std::signbit(f) ? 0x8000u : 0u);
+  };
+  return round(low) | round(high) << 16;
+}
 inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   const auto round = [](float f) {
     const unsigned u = __float_as_uint(f);
@@ -199,8 +212,11 @@ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   const unsigned high = round(__uint_as_float(a & 0xffff0000u) * __uint_as_float(b & 0xffff0000u));
   return low | high << 16;
 }
-inline int load_volatile(const int* p) { return *const_cast<const volatile int*>(p); }
 inline void store_volatile(int* p, int v) { *const_cast<volatile int*>(p) = v; }
-inline void spin() { emulation::yield(); }
+inline void sync_warps(int barrier, int warps) { emulation::group_barrier(barrier, static_cast<unsigned>(warps) * 32); }
+inline void await_count(const int* p, int least) {
+  if (*p < least) emulation::fail("waits for a launch that has not run");
+}
+inline void add_release(int* p, int v) { *p += v; }
 
 }  // namespace rewright

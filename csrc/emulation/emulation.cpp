@@ -32,6 +32,7 @@ struct Block {
   std::vector<Running> threads;
   std::vector<Warp> warps;
   unsigned arrived = 0, generation = 0, alive = 0;
+  struct { unsigned arrived = 0, generation = 0; } groups[16];
   std::vector<uint64_t> shared;
 };
 
@@ -40,6 +41,7 @@ Running* running = nullptr;
 Fiber scheduler;
 KernelFunction kernel;
 const void* parameters;
+std::string failure;
 
 void wait_for_change(const unsigned& word, unsigned seen) {
   running->awaited = &word;
@@ -57,6 +59,7 @@ void thread_main() {
 void run_block() {
   unsigned left = block.alive = static_cast<unsigned>(block.threads.size());
   block.arrived = 0;
+  for (auto& group : block.groups) group.arrived = 0;
   for (size_t i = 0; i < block.threads.size(); ++i) {
     Running& r = block.threads[i];
     r.done = false;
@@ -82,7 +85,7 @@ void run_block() {
 
 void* dynamic_shared() { return block.shared.data(); }
 
-void yield() { switch_fiber(running->fiber, scheduler); }
+void fail(const char* what) { failure = std::string("emulated kernel: ") + what; }
 
 void block_barrier() {
   if (++block.arrived == block.threads.size()) {
@@ -91,6 +94,16 @@ void block_barrier() {
     return;
   }
   wait_for_change(block.generation, block.generation);
+}
+
+void group_barrier(int barrier, unsigned threads) {
+  auto& group = block.groups[barrier];
+  if (++group.arrived == threads) {
+    group.arrived = 0;
+    ++group.generation;
+    return;
+  }
+  wait_for_change(group.generation, group.generation);
 }
 
 void warp_barrier(unsigned mask) {
@@ -206,6 +219,7 @@ Emulated find_kernel(const char* name) {
 void run_grid(KernelFunction function, const void* params, const unsigned (&grid)[3], unsigned threads, unsigned shared_bytes) {
   kernel = function;
   parameters = params;
+  failure.clear();
   grid_size = {grid[0], grid[1], grid[2]};
   block_size = {threads, 1, 1};
   block.threads.resize(threads);
@@ -224,6 +238,7 @@ void run_grid(KernelFunction function, const void* params, const unsigned (&grid
         block_index = {x, y, z};
         run_block();
       }
+  if (!failure.empty()) throw std::runtime_error(failure);
 }
 
 }  // namespace rewright::emulation

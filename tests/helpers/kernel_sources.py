@@ -41,4 +41,6 @@ def kernel_sources() -> dict[str, KernelSource]:
         for name, threads, blocks in kernels:
             assert name not in found, f"there are two kernels {name}"
             found[name] = KernelSource(path.parent.name, path.stem, int(threads), int(blocks))
+    if not found:
+        raise FileNotFoundError(f"{SOURCES} has no kernels: run this in the repository")
     return found

@@ -37,5 +37,6 @@ def test_stub_and_extension_have_the_same_names():
     stub = Path(rewright.runtime.__file__).with_name("_native.pyi").read_text(encoding="utf-8")
     body = ast.parse(stub).body
     declared = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    declared |= {node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    constants = [node.target for node in body if isinstance(node, ast.AnnAssign)]
+    declared |= {target.id for target in constants if isinstance(target, ast.Name)}
     assert declared == {name for name in dir(_native) if not name.startswith("_")}

@@ -18,6 +18,8 @@
 // attention_any: the same from queries to result for any heads and f32 too, a block for a head of a token.
 #include "attention.h"
 
+#include "../common/order.cuh"
+
 #include "../common/numeric.cuh"
 #include "../norm/head_norm.cuh"
 
@@ -233,14 +235,32 @@ DEVICE void attention_split(const AttentionParams& p) {
 
 }  // namespace
 
-KERNEL(attention_split_128, AttentionParams, 256, 2) { attention_split<128, 2>(p); }
-KERNEL(attention_split_256, AttentionParams, 256, 2) { attention_split<256, 2>(p); }
-KERNEL(attention_split_512, AttentionParams, 256, 2) { attention_split<512, 2>(p); }
-KERNEL(attention_tile_128, AttentionParams, 256, 2) { attention_split<128, 1>(p); }
-KERNEL(attention_tile_256, AttentionParams, 256, 2) { attention_split<256, 1>(p); }
-KERNEL(attention_tile_512, AttentionParams, 256, 2) { attention_split<512, 1>(p); }
+KERNEL(attention_split_128, AttentionParams, 256, 2) {
+  attention_split<128, 2>(p);
+  end_block(p.order);
+}
+KERNEL(attention_split_256, AttentionParams, 256, 2) {
+  attention_split<256, 2>(p);
+  end_block(p.order);
+}
+KERNEL(attention_split_512, AttentionParams, 256, 2) {
+  attention_split<512, 2>(p);
+  end_block(p.order);
+}
+KERNEL(attention_tile_128, AttentionParams, 256, 2) {
+  attention_split<128, 1>(p);
+  end_block(p.order);
+}
+KERNEL(attention_tile_256, AttentionParams, 256, 2) {
+  attention_split<256, 1>(p);
+  end_block(p.order);
+}
+KERNEL(attention_tile_512, AttentionParams, 256, 2) {
+  attention_split<512, 1>(p);
+  end_block(p.order);
+}
 
-KERNEL(attention_combine, AttentionParams, 256, 2) {
+DEVICE void combine_heads(const AttentionParams& p) {
   constexpr int kKeys = 128, kTiles = kKeys / kKeysPerTile, kPieces = kDimsPerBlock / 8;  // of 16 bytes
   __shared__ uint4 values[2][kKeys][kPieces];
   __shared__ uint4 weights[kHeadsPerBlock][kKeys / 8 + 1];  // bf16 by head and key; banks of eight rows differ
@@ -249,7 +269,7 @@ KERNEL(attention_combine, AttentionParams, 256, 2) {
   const int slice = blockIdx.x % slices, group = blockIdx.x / slices % groups, row = blockIdx.x / slices / groups;
   const int batch = row / p.tokens, token = row % p.tokens;
   const int lane = lane_id(), warp = warp_id(), g = lane >> 2, t = lane & 3, half = (lane >> 3) & 1, quarter = lane >> 4;
-  if (token >= p.n_valid[batch]) return;
+  const bool valid = token < p.n_valid[batch];
   const Places places(p, batch, token);
   const int tiles = (places.count + kKeysPerTile - 1) / kKeysPerTile;
   const i64 first_tile = ((i64)row * groups + group) * p.tiles;
@@ -266,8 +286,22 @@ KERNEL(attention_combine, AttentionParams, 256, 2) {
     }
     copy_commit();
   };
-  fetch(0, values[0]);
+  if (valid) fetch(0, values[0]);
+  if (p.order.before) await(p.order.before, p.order.blocks);  // (keys were there before the scores)
+  if (!valid) return;
 
+  // Scores of this warp's heads are asked for a round ahead, and with them whether their tile has any.
+  float score[2][kTiles], most[2][kTiles];
+  const auto ask = [&](int first) {
+    UNROLL for (int i = 0; i < 2; ++i) {
+      UNROLL for (int n = 0; n < kTiles; ++n) {
+        const i64 tile = first_tile + min(first / kKeysPerTile + n, tiles - 1);
+        score[i][n] = p.scores[(tile * kHeadsPerBlock + 2 * warp + i) * kKeysPerTile + lane];
+        most[i][n] = first / kKeysPerTile + n < tiles ? p.tops[tile * kHeadsPerBlock + 2 * warp + i] : no_score();
+      }
+    }
+  };
+  ask(0);
   float top[2], total[2] = {0.f, 0.f};  // of this warp's heads
   UNROLL for (int i = 0; i < 2; ++i) {
     top[i] = no_score();
@@ -279,18 +313,14 @@ KERNEL(attention_combine, AttentionParams, 256, 2) {
     if (first + kKeys < places.count) fetch(first + kKeys, values[stage ^ 1]);
     else copy_commit();
     UNROLL for (int i = 0; i < 2; ++i) {
-      const int h = 2 * warp + i;
       UNROLL for (int n = 0; n < kTiles; ++n) {
-        const int tile = first / kKeysPerTile + n;
-        float weight = 0.f;
-        // (a tile without keys has no scores; the one key that always is there gives a top)
-        if (tile < tiles && p.tops[(first_tile + tile) * kHeadsPerBlock + h] > no_score()) {
-          weight = expf(p.scores[((first_tile + tile) * kHeadsPerBlock + h) * kKeysPerTile + lane] - top[i]);
-        }
+        // (the one key that always is there gives a top)
+        const float weight = most[i][n] > no_score() ? expf(score[i][n] - top[i]) : 0.f;
         total[i] += weight;
-        ((u16*)weights[h])[n * kKeysPerTile + lane] = float_to_bf16(weight);
+        ((u16*)weights[2 * warp + i])[n * kKeysPerTile + lane] = float_to_bf16(weight);
       }
     }
+    if (first + kKeys < places.count) ask(first + kKeys);
     copy_wait<1>();
     __syncthreads();
     UNROLL for (int k = 0; k < kTiles; ++k) {
@@ -325,7 +355,12 @@ KERNEL(attention_combine, AttentionParams, 256, 2) {
   }
 }
 
-KERNEL(attention_any, AttentionParams, 128, 1) {
+KERNEL(attention_combine, AttentionParams, 256, 2) {
+  combine_heads(p);
+  end_block(p.order);
+}
+
+DEVICE void attend(const AttentionParams& p) {
   DYNAMIC_SHARED(dynamic);
   float* const q = (float*)dynamic;  // [dim]
   float* const o = q + p.dim;        // [dim]
@@ -394,6 +429,11 @@ KERNEL(attention_any, AttentionParams, 128, 1) {
   const i64 place = (i64)row * p.heads + head;
   char* y = (char*)p.y + place / p.y_heads * p.y_pitch;
   for (int d = me; d < p.dim; d += 128) store_element(y, place % p.y_heads * p.dim + d, p.element, o[d]);
+}
+
+KERNEL(attention_any, AttentionParams, 128, 1) {
+  attend(p);
+  end_block(p.order);
 }
 
 }  // namespace rewright

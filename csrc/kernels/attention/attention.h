@@ -1,6 +1,8 @@
 // Parameters of the kernels in attention.cu.
 #pragma once
 
+#include "../common/order.h"
+
 namespace rewright {
 
 constexpr int kHeadsPerBlock = 16, kKeysPerTile = 32;  // of the kernels on tensor cores
@@ -22,6 +24,7 @@ struct AttentionParams {
   int tokens, heads, dim, y_heads, window_keys, slot_entries, entries, listed, ratio, splits, tiles, pairs, table_rows;
   int element, sink_element;  // Element
   float eps, scale;
+  Order order;
 };
 
 }  // namespace rewright

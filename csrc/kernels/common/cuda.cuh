@@ -108,6 +108,13 @@ DEVICE u32 round_bf16x2(float low, float high) {
   return d;
 }
 
+// Two floats rounded to fp16, ties to even: `low` in the low half.
+DEVICE u32 round_f16x2(float low, float high) {
+  u32 d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
 // bf16 pairs: a * b, exact where the result is one.
 DEVICE u32 mul_bf16x2(u32 a, u32 b) {
   u32 d;
@@ -115,11 +122,25 @@ DEVICE u32 mul_bf16x2(u32 a, u32 b) {
   return d;
 }
 
-// Memory that other threads of the block write while this one waits.
-DEVICE int load_volatile(const int* p) { return *(const volatile int*)p; }
+// A store that is made at once, of a word that the host reads meanwhile.
 DEVICE void store_volatile(int* p, int v) { *(volatile int*)p = v; }
-// Called in the body of a loop that waits for another thread.
-DEVICE void spin() {}
+// __syncthreads for `warps` whole warps of the block, which name the same barrier, 1 to 15.
+DEVICE void sync_warps(int barrier, int warps) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); }
+
+// Counts among the blocks of a card: who has waited for a count sees what was written before it was raised.
+// Seconds of waiting mean that it never will be; the launch then fails in place of hanging.
+DEVICE void await_count(const int* p, int least) {
+  constexpr int kMostRounds = 1 << 23;
+  for (int round = 0;; ++round) {
+    int v;
+    asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    if (v >= least) return;
+    if (round == kMostRounds) __trap();
+  }
+}
+DEVICE void add_release(int* p, int v) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 
 #endif
 

@@ -11,6 +11,8 @@
 #include "products.cuh"
 #include "routing.cuh"
 
+#include "../common/order.cuh"
+
 namespace rewright {
 
 namespace {
@@ -45,26 +47,31 @@ DEVICE void expert_sums(const StreamLaunch& launch) {
   __shared__ Chosen chosen;
   __shared__ int ids[kMostPairs];
   __shared__ signed char order[kMostTokens][kMostChoices];  // choices of a token by ascending id
-  __shared__ int arrived[32], summed[32];
-  for (int i = threadIdx.x; i < (int)(sizeof(StreamParams) / 16); i += blockDim.x) ((uint4*)&p)[i] = __ldg((const uint4*)launch.params + i);
+  __shared__ float routes[kMostChoices];  // of one token: the choices' weights
+  for (int i = threadIdx.x; i < (int)(sizeof(StreamParams) / 16); i += kWarps * 32) ((uint4*)&p)[i] = __ldg((const uint4*)launch.params + i);
   __syncthreads();
-  const int lane = lane_id(), warp = warp_id(), warps = blockDim.x >> 5, k = p.routing.choices;
-  const int groups = warps / p.warps_per_tile, group = warp / p.warps_per_tile, slice = warp % p.warps_per_tile;
-  const int first = group * p.streamers + blockIdx.x, step = groups * p.streamers;
+  constexpr int kPerTile = kExpertWarpsPerTile, kGroups = kWarps / kPerTile;
+  const int lane = lane_id(), warp = warp_id();
+  const int& k = p.routing.choices;  // (in shared memory, as what else is used rarely: registers are few)
+  const int group = warp / kPerTile, slice = warp % kPerTile;
   const Segment& s = p.segments[0];
-  const int blocks = blocks_of(s);
-  char* ring = shared + p.shared_ring + warp * kStages * kSlotBytes;
+  const int blocks = blocks_of<kFormats>(s);
+  char* ring = shared + warp * kStages * kSlotBytes;
 
-  if (threadIdx.x < 32) arrived[threadIdx.x] = summed[threadIdx.x] = 0;
-  for (int i = threadIdx.x; i < p.rows * k; i += blockDim.x) {
+  const bool early = launch.order.before != nullptr;
+  if (early && launch.order.known != nullptr) await(launch.order.known, 1);
+  for (int i = threadIdx.x; i < p.rows * k; i += kWarps * 32) {
     ids[i] = *(const int*)((const char*)p.routing.experts + i / k * p.routing.experts_pitch + i % k * 4);
   }
   const Input& in = p.inputs[0];
   Gated<kWarps, 4> gated;
-  if (kOne) gated.ask(in, 0, in.rows);
-  float* fn = (float*)(shared + p.shared_fn) + group * kFnFloats;
-  const bool fetches_fn = p.fetches_fn && p.combine.fn && first < s.tiles;
-  if (fetches_fn) fetch_fn(p.combine, first, fn, slice, p.warps_per_tile);
+  if (kOne && threadIdx.x < kMostChoices) routes[threadIdx.x] = in.route && (int)threadIdx.x < in.rows ? in.route[threadIdx.x] : 1.f;
+  if (kOne && !early) gated.ask(in, 0, in.rows);
+  const auto kept = [&] {  // (computed anew where it is used: registers are few)
+    const int tiles = (s.tiles - (int)blockIdx.x + p.streamers - 1) / p.streamers;
+    return kept_in(p.combine, shared + p.shared_kept, tiles, blockIdx.x, p.streamers, p.rows);
+  };
+  fetch_kept(p.combine, kept(), p.rows);
   __syncthreads();
   if (warp == 0) {
     collect(chosen, ids, p.rows, k);
@@ -78,29 +85,33 @@ DEVICE void expert_sums(const StreamLaunch& launch) {
   }
   __syncthreads();
 
-  int ahead = first, expert_ahead = slice, slot_in = 0, slot = 0;
+  int ahead = group * p.streamers + blockIdx.x, expert_ahead = slice, slot_in = 0, slot = 0;
   Cursor head{};
   head.at = head.end = 0;
   const auto advance = [&]() {
     while (head.at >= head.end && ahead < s.tiles) {
       if (expert_ahead >= chosen.count) {
-        ahead += step;
+        ahead += kGroups * p.streamers;
         expert_ahead = slice;
         continue;
       }
-      head = open_tile(s, chosen.expert[expert_ahead], ahead, 0, blocks);
-      expert_ahead += p.warps_per_tile;
+      head = open_tile<kFormats>(s, chosen.expert[expert_ahead], ahead, 0, blocks);
+      expert_ahead += kPerTile;
     }
     return head.at < head.end;
   };
   const auto fetch_next = [&]() {
     if (advance()) {
-      fetch(head, ring + slot_in * kSlotBytes, lane);
+      fetch<kFormats>(head, ring + slot_in * kSlotBytes, lane);
       slot_in = slot_in + 1 == kStages ? 0 : slot_in + 1;
     }
     copy_commit();
   };
   for (int i = 0; i < kStages; ++i) fetch_next();
+  if (early) {
+    await(launch.order.before, launch.order.blocks);
+    if (kOne) gated.ask(in, 0, in.rows);
+  }
   if (kOne) {
     Prepared to{};
     u16* values = (u16*)(shared + in.shared_offset);
@@ -113,19 +124,16 @@ DEVICE void expert_sums(const StreamLaunch& launch) {
       to.bf16 = values;
       to.bf16_pitch = in.columns * 2;
     }
-    gated.finish(in, 0, in.rows, to);
+    gated.finish(in, 0, in.rows, to, routes);
   }
   __syncthreads();
 
-  float* dots = (float*)(shared + p.shared_dots);
   int turn = 0;
-  for (int tile = first; tile < s.tiles; tile += step, ++turn) {
-    const int place = group * 2 + (turn & 1), round = turn >> 1;
+  for (int tile = group * p.streamers + blockIdx.x; tile < s.tiles; tile += kGroups * p.streamers, ++turn) {
+    const int place = group * 2 + (turn & 1);
     float* sums = (float*)(shared + p.shared_sums) + place * p.rows * k * 16;  // of each token, choice and row
-    while (load_volatile(&summed[place]) < round) spin();
-    __syncwarp();
-    for (int e = slice; e < chosen.count; e += p.warps_per_tile) {
-      Cursor at = open_tile(s, chosen.expert[e], tile, 0, blocks);
+    for (int e = slice; e < chosen.count; e += kPerTile) {
+      Cursor at = open_tile<kFormats>(s, chosen.expert[e], tile, 0, blocks);
       const Operand<kOne> x = operand_of<kOne>(p, chosen, e, shared, lane);
       float sum[4] = {0.f, 0.f, 0.f, 0.f};
       while (at.at < at.end) {
@@ -136,7 +144,7 @@ DEVICE void expert_sums(const StreamLaunch& launch) {
         __syncwarp();
         fetch_next();
         slot = slot + 1 == kStages ? 0 : slot + 1;
-        pass(at);
+        pass<kFormats>(at);
       }
       const int g = lane >> 2, t = lane & 3;
       UNROLL for (int i = 0; i < 4; ++i) {
@@ -145,40 +153,33 @@ DEVICE void expert_sums(const StreamLaunch& launch) {
         sums[(m * k + chosen.choice[e][m]) * 16 + row] = round_to_bf16(sum[i]);
       }
     }
-    if (turn == 0 && slice >= chosen.count) copy_wait<0>();  // a warp without experts has waited for nothing
-    __threadfence_block();
-    __syncwarp();
-    int is_last = 0;
-    if (lane == 0) is_last = atomicAdd(&arrived[place], 1) == p.warps_per_tile * (round + 1) - 1;
-    if (!__shfl_sync(kAllLanes, is_last, 0)) continue;
-    __threadfence_block();
+    sync_warps(1 + group, kPerTile);
+    if (slice != turn % kPerTile) continue;
     float y[4];
     const int g = lane >> 2, t = lane & 3;
     UNROLL for (int i = 0; i < 4; ++i) {
       const int m = kOne ? 0 : 2 * t + (i & 1), row = g + (i >> 1) * 8;
       y[i] = 0.f;
       if (m >= p.rows) continue;
+#pragma unroll 1
       for (int c = 0; c < k; ++c) {
         const int choice = order[m][c];
         if (ids[m * k + choice] >= 0) y[i] += sums[(m * k + choice) * 16 + row];
       }
       y[i] += bf16_to_float(((const u16*)((const char*)p.combine.shared + m * p.combine.shared_pitch))[tile * 16 + row]);
-      y[i] = round_to_bf16(y[i]);
     }
-    __threadfence_block();
-    __syncwarp();
-    if (lane == 0) store_volatile(&summed[place], round + 1);
-    combine_tile(p.combine, tile, y, p.rows, dots + (group * kTilesPerGroup + turn) * p.rows * kPartialColumns,
-                 turn == 0 && fetches_fn ? fn : nullptr);
+    keep_tile(kept(), turn * kGroups + group, y, p.rows);
   }
-  if (p.combine.fn) sum_dots(p.combine, dots, groups, p.streamers, s.tiles, p.rows);
+  copy_wait<0>();
+  combine(p.combine, kept(), p.rows, p.streamers);
+  end_block(launch.order);
 }
 
 }  // namespace
 
-KERNEL(expert_sums_one, StreamLaunch, 192, 1) { expert_sums<true, 6, 8, kMask<kE2m1Quantised>>(p); }
-KERNEL(expert_sums_any_one, StreamLaunch, 192, 1) { expert_sums<true, 6, 8, kAllFormats>(p); }
-KERNEL(expert_sums_many, StreamLaunch, 192, 1) { expert_sums<false, 6, 8, kMask<kE2m1Quantised>>(p); }
-KERNEL(expert_sums_any_many, StreamLaunch, 192, 1) { expert_sums<false, 6, 8, kAllFormats>(p); }
+KERNEL(expert_sums_one, StreamLaunch, 384, 2) { expert_sums<true, kExpertWarps, kExpertStages, kMask<kE2m1Quantised>>(p); }
+KERNEL(expert_sums_any_one, StreamLaunch, 384, 1) { expert_sums<true, kExpertWarps, kExpertStages, kAllFormats>(p); }
+KERNEL(expert_sums_many, StreamLaunch, 384, 2) { expert_sums<false, kExpertWarps, kExpertStages, kMask<kE2m1Quantised>>(p); }
+KERNEL(expert_sums_any_many, StreamLaunch, 384, 1) { expert_sums<false, kExpertWarps, kExpertStages, kAllFormats>(p); }
 
 }  // namespace rewright

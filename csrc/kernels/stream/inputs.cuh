@@ -103,23 +103,34 @@ DEVICE void put_back_coefficients(const Input& p, int row, float logit) {
   if (lane < n * n) *(float*)((char*)p.comb + (row * n + r) * p.comb_pitch + c * 4) = v;
 }
 
-// Codes of eight values whose block of 128 is spread over 16 lanes -> fp16 values and codes.
+// Codes of eight bf16 values whose block of 128 is spread over 16 lanes -> fp16 values and codes.
 DEVICE void quantise_eight(const Eight& e, int k, const Prepared& to, int row) {
   float amax = 0.f;
   UNROLL for (int i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(e.v[i]));
   UNROLL for (int d = 8; d; d >>= 1) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, d));
   const u32 exponent = scale_code(amax, 1.f / kE4m3Most, 1e-4f);
   const float inverse = __uint_as_float((254u - exponent) << 23);
-  u32 code[8];
-  UNROLL for (int i = 0; i < 8; ++i) code[i] = e4m3_code(round_to_e4m3(fminf(fmaxf(e.v[i] * inverse, -kE4m3Most), kE4m3Most)));
-  if (to.values) {
-    u32 w[4];
-    UNROLL for (int i = 0; i < 4; ++i) w[i] = e4m3_to_f16_bits(code[2 * i]) | e4m3_to_f16_bits(code[2 * i + 1]) << 16;
-    *(uint4*)((char*)to.values + row * to.values_pitch + k * 2) = make_uint4(w[0], w[1], w[2], w[3]);
+  // 2^-8 times a bf16 value is an fp16 value where it is a normal one, and a code's 2^-8 fold is the fp16 of
+  // three bits' mantissa: one rounding, of two at once. No value exceeds 448 times the scale.
+  u32 w[4];
+  bool small = false;
+  UNROLL for (int i = 0; i < 4; ++i) {
+    const float low = e.v[2 * i] * inverse * 0.00390625f, high = e.v[2 * i + 1] * inverse * 0.00390625f;
+    small |= (fabsf(low) < 6.103515625e-5f && low != 0.f) || (fabsf(high) < 6.103515625e-5f && high != 0.f);
+    const u32 both = round_f16x2(low, high);
+    w[i] = (both + 0x003f003fu + (both >> 7 & 0x00010001u)) & 0xff80ff80u;
   }
+  if (small) {  // some lie below the normal ones
+    UNROLL for (int i = 0; i < 4; ++i) {
+      const u32 low = e4m3_code(round_to_e4m3(e.v[2 * i] * inverse)), high = e4m3_code(round_to_e4m3(e.v[2 * i + 1] * inverse));
+      w[i] = e4m3_to_f16_bits(low) | e4m3_to_f16_bits(high) << 16;
+    }
+  }
+  if (to.values) *(uint4*)((char*)to.values + row * to.values_pitch + k * 2) = make_uint4(w[0], w[1], w[2], w[3]);
   if (to.codes) {
-    *(uint2*)(to.codes + row * to.codes_pitch + k) =
-        make_uint2(code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24, code[4] | code[5] << 8 | code[6] << 16 | code[7] << 24);
+    u32 code[4];
+    UNROLL for (int i = 0; i < 4; ++i) code[i] = (w[i] >> 7 & 0x7fu) | (w[i] >> 8 & 0x80u) | (w[i] >> 15 & 0x7f00u) | (w[i] >> 16 & 0x8000u);
+    *(uint2*)(to.codes + row * to.codes_pitch + k) = make_uint2(code[0] | code[1] << 16, code[2] | code[3] << 16);
   }
   if (to.exponents && (lane_id() & 15) == 0) to.exponents[row * to.exponents_pitch + (k >> 7)] = (u8)exponent;
 }
@@ -174,11 +185,11 @@ struct Codes {
   }
 };
 
-// Rows [first, first + count): silu(gate) * up, times the route's weight.
+// Rows [first, first + count): silu(gate) * up, times the route's weight: of one row, or of several in `routes`.
 template <int kWarps, int kPieces>
 struct Gated {
   uint4 gate[kPieces], up[kPieces];
-  float route[kPieces];
+  float route;
 
   DEVICE void ask(const Input& p, int first, int count, int base = 0) {
     const int per_row = p.columns / 8, all = count * per_row;
@@ -188,10 +199,10 @@ struct Gated {
       const int at = min(i, all - 1), row = first + at / per_row, k = at % per_row * 8;
       gate[n] = *(const uint4*)((const char*)p.x + row * p.x_pitch + k * 2);
       up[n] = *(const uint4*)((const char*)p.up + row * p.up_pitch + k * 2);
-      route[n] = p.route ? p.route[row] : 1.f;
     }
+    route = p.route && count == 1 ? p.route[first] : 1.f;
   }
-  DEVICE void finish(const Input& p, int first, int count, const Prepared& to) {
+  DEVICE void finish(const Input& p, int first, int count, const Prepared& to, const float* routes = nullptr) {
     const int per_row = p.columns / 8, all = count * per_row;
 #pragma unroll 1
     for (int base = 0; base < all; base += kPieces * kWarps * 32) {
@@ -200,18 +211,18 @@ struct Gated {
       for (int n = 0; n < kPieces; ++n) {
         const int i = base + threadIdx.x + n * kWarps * 32;
         if (i - lane_id() >= all) break;  // whole warps stay together
+        const float weight = routes ? routes[min(i, all - 1) / per_row] : route;
         const Eight g = unpack_bf16(gate[0]), u = unpack_bf16(up[0]);
         Eight e;
         UNROLL for (int j = 0; j < 8; ++j) {
-          const float a = fminf(g.v[j], p.limit), y = a / (1.f + expf(-a)) * fminf(fmaxf(u.v[j], -p.limit), p.limit);
-          e.v[j] = y * route[0];
+          const float a = fminf(g.v[j], p.limit), y = __fdividef(a, 1.f + __expf(-a)) * fminf(fmaxf(u.v[j], -p.limit), p.limit);
+          e.v[j] = y * weight;
         }
         round_bf16(e);
         put(e, i < all, i % per_row * 8, to, first + i / per_row);
         UNROLL for (int m = 0; m + 1 < kPieces; ++m) {  // the next piece moves up: one copy of the code serves all
           gate[m] = gate[m + 1];
           up[m] = up[m + 1];
-          route[m] = route[m + 1];
         }
       }
     }

@@ -23,7 +23,7 @@ struct Operand {
   DEVICE uint4 load(int k, int t) const {
     if (kOne) return *(const uint4*)(row + (k + 8 * t) * 2);
     if (row == nullptr) return make_uint4(0, 0, 0, 0);
-    return __ldg((const uint4*)(row + (k + 8 * t) * 2));
+    return *(const uint4*)(row + (k + 8 * t) * 2);  // (not the read-only path: the launch before may write it)
   }
   // Scales of block b of the tokens in columns 2t and 2t + 1.
   DEVICE void scales(int b, float& first, float& second) const {
@@ -31,8 +31,8 @@ struct Operand {
       first = second = e8m0_to_float(even[b]);
       return;
     }
-    first = even ? e8m0_to_float(__ldg(even + b)) : 0.f;
-    second = odd ? e8m0_to_float(__ldg(odd + b)) : 0.f;
+    first = even ? e8m0_to_float(even[b]) : 0.f;
+    second = odd ? e8m0_to_float(odd[b]) : 0.f;
   }
 };
 
@@ -44,8 +44,8 @@ DEVICE void scaled_add(float (&sum)[4], const float (&c)[4], float even, float o
 }
 
 // 128 columns of e4m3 weights in a slot times `v`; `weight_scale` is the factor of all of them, `even` and
-// `odd` those of the tokens in columns 2t and 2t + 1.
-template <bool kBf16>
+// `odd` those of the tokens in columns 2t and 2t + 1. kPlain: they are bf16 and have none.
+template <bool kPlain>
 DEVICE void multiply_e4m3(float (&sum)[4], const char* slot, float weight_scale, const uint4 (&v)[4], float even, float odd, int lane) {
   float c[4], d[4];  // two chains of dependent instructions in place of one
   UNROLL for (int j = 0; j < 4; ++j) {
@@ -55,7 +55,7 @@ DEVICE void multiply_e4m3(float (&sum)[4], const char* slot, float weight_scale,
     widen8(w.y, a[2], a[3]);
     widen8(w.z, b[0], b[1]);
     widen8(w.w, b[2], b[3]);
-    if (kBf16) {
+    if (kPlain) {
       UNROLL for (int i = 0; i < 4; ++i) {
         a[i] = to_bf16_8(a[i]);
         b[i] = to_bf16_8(b[i]);
@@ -77,11 +77,11 @@ DEVICE void multiply_e4m3(float (&sum)[4], const char* slot, float weight_scale,
   }
   UNROLL for (int i = 0; i < 4; ++i) c[i] += d[i];
   // 2^16: weights and values are both 2^-8 times what they stand for.
-  scaled_add(sum, c, kBf16 ? weight_scale : weight_scale * 65536.f * even, kBf16 ? weight_scale : weight_scale * 65536.f * odd);
+  scaled_add(sum, c, kPlain ? weight_scale : weight_scale * 65536.f * even, kPlain ? weight_scale : weight_scale * 65536.f * odd);
 }
 
 // 128 columns of e2m1 weights, half `part` of a slot.
-template <bool kBf16>
+template <bool kPlain>
 DEVICE void multiply_e2m1(float (&sum)[4], const char* slot, int part, const uint4 (&v)[4], float even, float odd, int lane) {
   const int g = lane >> 2;
   const u32 low = *(const u32*)(slot + 2048 + part * 64 + g * 4), high = *(const u32*)(slot + 2048 + part * 64 + (g + 8) * 4);
@@ -94,7 +94,7 @@ DEVICE void multiply_e2m1(float (&sum)[4], const char* slot, int part, const uin
       float c[4];
       widen4(i ? w.z : w.x, a);
       widen4(i ? w.w : w.y, b);
-      if (kBf16) {
+      if (kPlain) {
         UNROLL for (int n = 0; n < 4; ++n) {
           a[n] = to_bf16_4(a[n]);
           b[n] = to_bf16_4(b[n]);
@@ -114,7 +114,7 @@ DEVICE void multiply_e2m1(float (&sum)[4], const char* slot, int part, const uin
     }
   }
   // 2^22: weights are 2^-14, values 2^-8 times what they stand for.
-  scaled_add(sum, block, kBf16 ? 1.f : even * 4194304.f, kBf16 ? 1.f : odd * 4194304.f);
+  scaled_add(sum, block, kPlain ? 1.f : even * 4194304.f, kPlain ? 1.f : odd * 4194304.f);
 }
 
 // 64 columns of bf16 weights.
@@ -143,14 +143,11 @@ DEVICE void multiply_bf16(float (&sum)[4], const char* slot, const uint4 (&v)[2]
 template <bool kOne, unsigned kFormats, typename Wait>
 DEVICE void multiply(float (&sum)[4], const Cursor& c, const char* slot, const Operand<kOne>& x, int lane, Wait wait) {
   const int t = lane & 3;
-  constexpr bool kE4m3 = kFormats & kMask<kE4m3Quantised, kE4m3Bf16>, kE2m1 = kFormats & kMask<kE2m1Quantised, kE2m1Bf16>;
-  constexpr bool kBf16 = kFormats & kMask<kBf16Bf16, kRowsBf16>;
-  if (kE4m3 && ((!kE2m1 && !kBf16) || c.format <= kE4m3Bf16)) {
+  if (is_one_of<kE4m3Formats, kFormats>(c.format)) {
     uint4 v[4];
     float even = 1.f, odd = 1.f;
     UNROLL for (int j = 0; j < 4; ++j) v[j] = x.load(c.at * 128 + j * 32, t);
-    constexpr bool kMixed = (kFormats & kMask<kE4m3Quantised, kE4m3Bf16>) == kMask<kE4m3Quantised, kE4m3Bf16>;
-    const bool plain = kMixed ? c.format == kE4m3Bf16 : (kFormats & kMask<kE4m3Bf16>) != 0;
+    const bool plain = is_one_of<kMask<kE4m3Bf16>, kFormats & kE4m3Formats>(c.format);
     if (!plain) x.scales(c.at, even, odd);
     wait();
     const float scale = e8m0_to_float(*(const u32*)(slot + 2048) >> (8 * (int)((u64)c.scale & 3)) & 255u);
@@ -158,31 +155,28 @@ DEVICE void multiply(float (&sum)[4], const Cursor& c, const char* slot, const O
     else multiply_e4m3<false>(sum, slot, scale, v, even, odd, lane);
     return;
   }
-  if (kE2m1 && (!kBf16 || c.format <= kE2m1Bf16)) {
-    uint4 v[2][4];
-    float even[2] = {1.f, 1.f}, odd[2] = {1.f, 1.f};
-    constexpr bool kMixed = (kFormats & kMask<kE2m1Quantised, kE2m1Bf16>) == kMask<kE2m1Quantised, kE2m1Bf16>;
-    const bool plain = kMixed ? c.format == kE2m1Bf16 : (kFormats & kMask<kE2m1Bf16>) != 0;
+  if (is_one_of<kE2m1Formats, kFormats & ~kE4m3Formats>(c.format)) {
+    const bool plain = is_one_of<kMask<kE2m1Bf16>, kFormats & kE2m1Formats>(c.format);
     const int parts = c.at == c.half ? 1 : 2;
-    UNROLL for (int part = 0; part < 2; ++part) {
-      if (part >= parts) break;
-      UNROLL for (int j = 0; j < 4; ++j) v[part][j] = x.load(c.at * 256 + part * 128 + j * 32, t);
-      if (!plain) x.scales(c.at * 2 + part, even[part], odd[part]);
-    }
-    wait();
-    UNROLL for (int part = 0; part < 2; ++part) {
-      if (part >= parts) break;
-      if (plain) multiply_e2m1<true>(sum, slot, part, v[part], even[part], odd[part], lane);
-      else multiply_e2m1<false>(sum, slot, part, v[part], even[part], odd[part], lane);
+#pragma unroll 1
+    for (int part = 0; part < parts; ++part) {
+      uint4 v[4];
+      float even = 1.f, odd = 1.f;
+      const auto load = [&] { UNROLL for (int j = 0; j < 4; ++j) v[j] = x.load(c.at * 256 + part * 128 + j * 32, t); };
+      if (!kOne) load();
+      if (part == 0) wait();
+      if (kOne) load();  // (shared memory is near, and registers are few)
+      if (!plain) x.scales(c.at * 2 + part, even, odd);
+      if (plain) multiply_e2m1<true>(sum, slot, part, v, even, odd, lane);
+      else multiply_e2m1<false>(sum, slot, part, v, even, odd, lane);
     }
     return;
   }
-  if (kBf16) {
+  if (kFormats & kBf16Formats) {
     uint4 v[2];
     UNROLL for (int j = 0; j < 2; ++j) v[j] = x.load(c.at * 64 + j * 32, t);
     wait();
-    constexpr bool kMixed = (kFormats & kMask<kBf16Bf16, kRowsBf16>) == kMask<kBf16Bf16, kRowsBf16>;
-    if (kMixed ? c.format == kRowsBf16 : (kFormats & kMask<kRowsBf16>) != 0) multiply_bf16<true>(sum, slot, v, lane);
+    if (is_one_of<kMask<kRowsBf16>, kFormats & kBf16Formats>(c.format)) multiply_bf16<true>(sum, slot, v, lane);
     else multiply_bf16<false>(sum, slot, v, lane);
   }
 }

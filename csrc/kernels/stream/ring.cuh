@@ -11,14 +11,20 @@
 
 namespace rewright {
 
-DEVICE int block_columns(int format) {
-  return format >= kBf16Bf16 ? 64 : format == kE2m1Quantised || format == kE2m1Bf16 ? 256 : 128;
+// Whether a matrix is stored in one of the formats kSome, of the formats kFormats that a launch has.
+template <unsigned kSome, unsigned kFormats>
+DEVICE bool is_one_of(int format) {
+  if ((kFormats & kSome) == 0) return false;
+  return (kFormats & ~kSome) == 0 || (kSome >> format & 1u) != 0;
 }
+constexpr unsigned kE4m3Formats = kMask<kE4m3Quantised, kE4m3Bf16>, kE2m1Formats = kMask<kE2m1Quantised, kE2m1Bf16>;
+constexpr unsigned kBf16Formats = kMask<kBf16Bf16, kRowsBf16>;
+
+template <unsigned kFormats>
 DEVICE int blocks_of(const Segment& s) {
-  const int width = block_columns(s.format);
-  return (s.columns + width - 1) / width;
+  const int shift = is_one_of<kBf16Formats, kFormats>(s.format) ? 6 : is_one_of<kE2m1Formats, kFormats>(s.format) ? 8 : 7;
+  return (s.columns + (1 << shift) - 1) >> shift;
 }
-DEVICE bool is_e2m1(int format) { return format == kE2m1Quantised || format == kE2m1Bf16; }
 
 // A place in the stream: blocks [at, end) of one tile.
 struct Cursor {
@@ -28,34 +34,37 @@ struct Cursor {
   i64 below;                   // kRowsBf16: bytes from this lane's row to the one eight below
 };
 
+template <unsigned kFormats>
 DEVICE Cursor open_tile(const Segment& s, int expert, int tile, int begin, int end) {
   Cursor c;
   c.format = s.format;
   c.at = begin;
   c.end = end;
-  c.half = is_e2m1(s.format) && (s.columns & 255) ? blocks_of(s) - 1 : -1;
+  c.half = -1;
   c.below = 0;
-  if (s.format == kRowsBf16) {  // rows behind the last one are read as it, and not stored
+  c.scale = nullptr;
+  if (is_one_of<kMask<kRowsBf16>, kFormats>(s.format)) {  // rows behind the last one are read as it, and not stored
     const int row = tile * 16 + (lane_id() >> 2), upper = min(row, s.rows - 1), lower = min(row + 8, s.rows - 1);
     c.codes = (const char*)s.weight + ((i64)upper * s.columns + begin * 64 + (lane_id() & 3) * 8) * 2;
     c.below = (i64)(lower - upper) * s.columns * 2;
-    c.scale = nullptr;
     return c;
   }
-  const i64 row_bytes = is_e2m1(s.format) ? s.columns / 2 : s.format == kBf16Bf16 ? 2 * s.columns : s.columns;
+  const bool e2m1 = is_one_of<kE2m1Formats, kFormats>(s.format), bf16 = is_one_of<kBf16Formats, kFormats>(s.format);
+  const i64 row_bytes = e2m1 ? s.columns / 2 : bf16 ? 2 * s.columns : s.columns;
   c.codes = (const char*)s.weight + (i64)expert * s.expert_bytes + (i64)tile * 16 * row_bytes + (i64)begin * 2048;
-  c.scale = nullptr;
-  if (is_e2m1(s.format)) {
+  if (e2m1) {
+    if (s.columns & 255) c.half = blocks_of<kFormats>(s) - 1;
     c.scale = s.scale + (i64)expert * s.expert_scale_bytes + (i64)tile * (s.columns / 128) * 64 + begin * 128;
-  } else if (s.format != kBf16Bf16) {
+  } else if (!bf16) {
     c.scale = s.scale + (i64)expert * s.expert_scale_bytes + (i64)(tile >> 3) * (s.columns / 128) + begin;
   }
   return c;
 }
 
 // Starts the copy of the cursor's block to a slot and moves the cursor on.
+template <unsigned kFormats>
 DEVICE void fetch(Cursor& c, char* slot, int lane) {
-  if (c.format == kRowsBf16) {
+  if (is_one_of<kMask<kRowsBf16>, kFormats>(c.format)) {
     UNROLL for (int j = 0; j < 2; ++j) {
       copy_async(slot + j * 1024 + lane * 16, c.codes + j * 64);
       copy_async(slot + j * 1024 + 512 + lane * 16, c.codes + j * 64 + c.below);
@@ -68,14 +77,14 @@ DEVICE void fetch(Cursor& c, char* slot, int lane) {
   char* to = slot + lane * 16;
   copy_async(to, from);
   copy_async(to + 512, from + 512);
-  if (c.at != c.half) {
+  if ((kFormats & kE2m1Formats) == 0 || c.at != c.half) {
     copy_async(to + 1024, from + 1024);
     copy_async(to + 1536, from + 1536);
   }
-  if (is_e2m1(c.format)) {
+  if (is_one_of<kE2m1Formats, kFormats>(c.format)) {
     if (lane < (c.at == c.half ? 4 : 8)) copy_async(slot + 2048 + lane * 16, c.scale + lane * 16);
     c.scale += 128;
-  } else if (c.scale != nullptr) {  // the word that holds the byte
+  } else if (is_one_of<kE4m3Formats, kFormats>(c.format)) {  // the word that holds the byte
     if (lane == 0) copy_async_word(slot + 2048, (const void*)((u64)c.scale & ~(u64)3));
     c.scale += 1;
   }
@@ -83,10 +92,11 @@ DEVICE void fetch(Cursor& c, char* slot, int lane) {
   ++c.at;
 }
 
-// The reader's side of `fetch`: its place moves on.
+// The reader's side of `fetch`: its place moves on. `scale` counts the bytes of e4m3 blocks.
+template <unsigned kFormats>
 DEVICE void pass(Cursor& c) {
   ++c.at;
-  if (c.scale != nullptr && !is_e2m1(c.format)) ++c.scale;
+  if (is_one_of<kE4m3Formats, kFormats>(c.format)) ++c.scale;
 }
 
 }  // namespace rewright

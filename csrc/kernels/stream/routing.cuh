@@ -1,4 +1,4 @@
-// Choice of experts of a token, by one warp; and the experts that the tokens of a step have chosen.
+// Choice of experts of a token, by a block; and the experts that the tokens of a step have chosen.
 #pragma once
 
 #include "stream.h"
@@ -7,7 +7,7 @@
 
 namespace rewright {
 
-constexpr int kExpertsPerLane = 12;  // 384 experts
+constexpr int kMostExperts = 384;
 
 DEVICE float affinity_of(float logit) { return sqrtf(logit > 20.f ? logit : log1pf(expf(logit))); }
 // Order of floats as order of integers; never 0.
@@ -16,70 +16,72 @@ DEVICE u32 ordered(float v) {
   return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-// By one warp: ids and weights of a token -> lanes 0 .. k-1. A masked token chooses nothing: id -1, weight 0.
+// By a block of kThreads: ids and weights of a token -> lanes 0 .. k-1 of warp 0. A masked token chooses
+// nothing: id -1, weight 0.
+template <int kThreads>
 struct Choice {
-  float logit[kExpertsPerLane], bias[kExpertsPerLane];
+  static constexpr int kEach = (kMostExperts + kThreads - 1) / kThreads;
+  float logit[kEach], bias[kEach];  // of experts threadIdx.x + i * kThreads; by table: logit[0] of lane c's choice c
   int id;
 
   DEVICE void ask(const Routing& r, int row) {
-    const int lane = lane_id();
     const float* logits = (const float*)((const char*)r.logits + row * r.logits_pitch);
     id = -1;
     if (r.kind == 2) {
-      const int token = min(max(r.tokens[row], 0), r.vocabulary - 1);
-      if (lane < r.choices) {
-        const i64 at = (i64)token * r.choices + lane;
+      const int token = min(max(r.tokens[row], 0), r.vocabulary - 1), c = threadIdx.x;
+      if (c < r.choices) {
+        const i64 at = (i64)token * r.choices + c;
         id = r.table_i64 ? (int)((const i64*)r.table)[at] : ((const int*)r.table)[at];
         logit[0] = logits[id];
       }
       return;
     }
-    UNROLL for (int i = 0; i < kExpertsPerLane; ++i) {
-      const int e = lane + 32 * i;
+    UNROLL for (int i = 0; i < kEach; ++i) {
+      const int e = threadIdx.x + i * kThreads;
       if (e < r.count) {
         logit[i] = logits[e];
         bias[i] = load_element(r.bias, e, r.bias_f32);
       }
     }
   }
-  DEVICE void finish(const Routing& r, bool masked, int& chosen, float& weight) {
+  // `affinities` and `keys`: shared memory of kMostExperts each. Warp 0 returns with its result.
+  DEVICE void finish(const Routing& r, bool masked, float* affinities, u32* keys, int& chosen, float& weight) {
     const int lane = lane_id();
     float mine = 0.f;
     if (r.kind == 2) {
-      if (lane < r.choices) mine = affinity_of(logit[0]);
+      if ((int)threadIdx.x < r.choices) mine = affinity_of(logit[0]);
     } else {
-      u32 key[kExpertsPerLane];
-      UNROLL for (int i = 0; i < kExpertsPerLane; ++i) {
-        key[i] = 0;
-        if (lane + 32 * i < r.count) {
-          logit[i] = affinity_of(logit[i]);
-          key[i] = ordered(logit[i] + bias[i]);
-        }
+      UNROLL for (int i = 0; i < kEach; ++i) {
+        const int e = threadIdx.x + i * kThreads;
+        if (e >= r.count) continue;
+        affinities[e] = affinity_of(logit[i]);
+        keys[e] = ordered(affinities[e] + bias[i]);
       }
+      __syncthreads();
+      if (warp_id() != 0) return;
 #pragma unroll 1
       for (int c = 0; c < r.choices; ++c) {
         u32 best = 0;
-        UNROLL for (int i = 0; i < kExpertsPerLane; ++i) best = max(best, key[i]);
-        best = warp_max_u32(best);
-        u32 first = 0;  // the lower id among equals: the largest complement
-        UNROLL for (int i = 0; i < kExpertsPerLane; ++i) {
-          if (key[i] == best) first = max(first, ~(u32)(lane + 32 * i));
-        }
-        const int winner = (int)~warp_max_u32(first);
-        float a = 0.f;
-        UNROLL for (int i = 0; i < kExpertsPerLane; ++i) {
-          if (winner == lane + 32 * i) {
-            a = logit[i];
-            key[i] = 0;
+        int at = 0;  // of equals the lower id
+#pragma unroll 4
+        for (int e = lane; e < r.count; e += 32) {
+          const u32 key = keys[e];
+          if (key > best) {
+            best = key;
+            at = e;
           }
         }
-        a = __shfl_sync(kAllLanes, a, winner & 31);
+        const u32 most = warp_max_u32(best);
+        const int winner = (int)~warp_max_u32(best == most ? ~(u32)at : 0u);
         if (lane == c) {
           id = winner;
-          mine = a;
+          mine = affinities[winner];
         }
+        if (lane == 0) keys[winner] = 0;
+        __syncwarp();
       }
     }
+    if (warp_id() != 0) return;
     float sum = 0.f;
     for (int c = 0; c < r.choices; ++c) sum += __shfl_sync(kAllLanes, mine, c);
     weight = masked ? 0.f : mine / sum * r.scale;

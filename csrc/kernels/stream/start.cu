@@ -1,39 +1,26 @@
 // The residual streams of a step's tokens: rows of the embedding table, copied to every stream, and the parts
-// of the first mixing logits. Grid: a block for eight tiles of 16 columns, a warp each. Bound by latency.
+// of the first mixing logits. Grid: a block for eight tiles of 16 columns. Bound by latency.
 #include "start.h"
 
 #include "combine.cuh"
 
+#include "../common/order.cuh"
+
 namespace rewright {
 
 KERNEL(start, StartParams, 256, 1) {
-  __shared__ float dots[8 * kMostTokens * kPartialColumns];
-  const int lane = lane_id(), g = lane >> 2, t = lane & 3, tiles = p.combine.dim / 16;
-  const int tile = blockIdx.x * 8 + warp_id();
-  if (tile < tiles) {
-    float y[4];
-    UNROLL for (int i = 0; i < 4; ++i) {
-      const int m = 2 * t + (i & 1), d = tile * 16 + g + (i >> 1) * 8;
-      y[i] = 0.f;
-      if (m >= p.rows) continue;
-      const int token = min(max(p.tokens[m], 0), p.vocabulary - 1);
-      y[i] = bf16_to_float(((const u16*)((const char*)p.table + token * p.pitch))[d]);
-    }
-    combine_tile(p.combine, tile, y, p.rows, dots + warp_id() * p.rows * kPartialColumns, nullptr);
+  DYNAMIC_SHARED(words);
+  const int tiles = p.combine.dim / 16, first = blockIdx.x * kStartTiles;
+  const Kept kept = kept_in(p.combine, (char*)words, min(kStartTiles, tiles - first), first, 1, p.rows);
+  fetch_kept(p.combine, kept, p.rows);
+  for (int i = threadIdx.x; i < kept.slots * p.rows * 16; i += blockDim.x) {
+    const int m = i / 16 % p.rows, slot = i / 16 / p.rows, token = min(max(p.tokens[m], 0), p.vocabulary - 1);
+    kept.y[i] = bf16_to_float(((const u16*)((const char*)p.table + token * p.pitch))[(first + slot) * 16 + (i & 15)]);
   }
-  __syncthreads();
-  const int warps = min(8, tiles - (int)blockIdx.x * 8);
-  for (int i = threadIdx.x; i < p.rows * kPartialColumns; i += blockDim.x) {
-    const int column = i % kPartialColumns;
-    float total = 0.f;
-    if (column < p.combine.logits || column == kPartialColumns - 1) {
-      for (int w = 0; w < warps; ++w) total += dots[w * p.rows * kPartialColumns + i];
-    }
-    for (int b = blockIdx.x; b < kPartialBlocks; b += gridDim.x) {
-      if (column == kEpsColumn && b == 0) total = p.combine.eps;
-      p.combine.partials[(i64)b * p.rows * kPartialColumns + i] = b == (int)blockIdx.x ? total : 0.f;
-    }
-  }
+  copy_commit();
+  copy_wait<0>();
+  combine(p.combine, kept, p.rows, gridDim.x);
+  end_block(p.order);
 }
 
 }  // namespace rewright

@@ -1,5 +1,7 @@
 // The products of a decode step, streamed: every block keeps a ring of weights full from the first
-// instruction to the last, and what lies between two products is done while the ring fills.
+// instruction to the last, and what lies between two products is done while the ring fills. A block takes
+// half a multiprocessor, so that the next launch can begin beside this one and fill its rings too, which
+// depend on nothing; it then waits for the end of this one.
 //
 // stream_*_one: a step of one token. Every streaming block makes the launch's inputs itself, in shared memory;
 // blocks behind them make what leaves the launch. stream_*_many: of up to eight tokens, with inputs that
@@ -9,6 +11,8 @@
 #include "inputs.cuh"
 #include "products.cuh"
 #include "routing.cuh"
+
+#include "../common/order.cuh"
 
 namespace rewright {
 
@@ -89,9 +93,7 @@ DEVICE void stream(const StreamLaunch& launch) {
   __shared__ StreamParams p;
   __shared__ Chosen chosen;
   __shared__ int ids[kMostPairs];
-  __shared__ int arrived[2 * kWarps], summed[2 * kWarps];  // of each group of warps and each of its two places for sums
   for (int i = threadIdx.x; i < (int)(sizeof(StreamParams) / 16); i += kWarps * 32) ((uint4*)&p)[i] = __ldg((const uint4*)launch.params + i);
-  if (threadIdx.x < 2 * kWarps) arrived[threadIdx.x] = summed[threadIdx.x] = 0;
   __syncthreads();
   const int lane = lane_id(), warp = warp_id(), per_tile = p.warps_per_tile, streamers = p.streamers;
   // Blocks behind the streaming ones make what leaves a launch of one token: inputs that others read too,
@@ -104,7 +106,7 @@ DEVICE void stream(const StreamLaunch& launch) {
   const int low = side_by_side ? (int)((i64)blockIdx.x * p.jobs / streamers) : 0;
   int jobs = side_by_side ? (int)((i64)(blockIdx.x + 1) * p.jobs / streamers) : p.jobs;
   const int first = side_by_side ? low + group : group * streamers + blockIdx.x, step = side_by_side ? groups : groups * streamers;
-  char* ring = shared + p.shared_ring + warp * kStages * kSlotBytes;
+  char* ring = shared + warp * kStages * kSlotBytes;
   float* scratch = (float*)(shared + p.shared_scratch);
 
   // What the inputs need.
@@ -114,23 +116,32 @@ DEVICE void stream(const StreamLaunch& launch) {
   Row<false, kWarps, 4> row;
   Gated<kWarps, 1> gated;
   Codes<kWarps> codes;
-  Choice choice;
-  if (kOne && !kAny) {
-    if (kKinds & kMask<kStreams>) streams.ask(input, 0);
-    if (kKinds & kMask<kRow>) row.ask(input, 0);
-    if (kKinds & kMask<kGated>) gated.ask(input, 0, 1);
-    if (kKinds & kMask<kCodes>) codes.ask(p.inputs[1], 0);
-  }
+  Choice<kWarps * 32> choice;
   const bool chooses = kRoutes && kOne && (p.routing.kind == 1 || p.routing.kind == 2);
-  if (chooses && warp == 0) choice.ask(p.routing, 0);
-  if (kRoutes && p.routing.kind != 0 && !chooses) {
-    for (int i = threadIdx.x; i < p.rows * p.routing.choices; i += kWarps * 32) {
-      ids[i] = *(const int*)((const char*)p.routing.experts + i / p.routing.choices * p.routing.experts_pitch + i % p.routing.choices * 4);
+  const auto ask = [&] {
+    if (kOne && !kAny) {
+      if (kKinds & kMask<kStreams>) streams.ask(input, 0);
+      if (kKinds & kMask<kRow>) row.ask(input, 0);
+      if (kKinds & kMask<kGated>) gated.ask(input, 0, 1);
+      if (kKinds & kMask<kCodes>) codes.ask(p.inputs[1], 0);
     }
+    if (chooses) choice.ask(p.routing, 0);
+    if (kRoutes && p.routing.kind != 0 && !chooses) {
+      for (int i = threadIdx.x; i < p.rows * p.routing.choices; i += kWarps * 32) {
+        ids[i] = *(const int*)((const char*)p.routing.experts + i / p.routing.choices * p.routing.experts_pitch + i % p.routing.choices * 4);
+      }
+    }
+  };
+  // Asked for behind the weights, inputs would wait for all of them: so first, if they are there.
+  const bool early = launch.order.before != nullptr;
+  if (!early) ask();
+  const bool combines = kCombine && p.combine.on;
+  Kept kept{};
+  if (combines) {
+    const int tiles = (p.jobs - (int)blockIdx.x + streamers - 1) / streamers;
+    kept = kept_in(p.combine, shared + p.shared_kept, aside ? 0 : tiles, blockIdx.x, streamers, p.rows);
+    fetch_kept(p.combine, kept, p.rows);
   }
-  float* fn = (float*)(shared + p.shared_fn) + group * kFnFloats;
-  const bool fetches_fn = kCombine && p.combine.on && p.fetches_fn && p.combine.fn && first < jobs;
-  if (fetches_fn) fetch_fn(p.combine, first, fn, slice, per_tile);
 
   // The stream's head: the next block to fetch. `limit` grows once the experts are known.
   int ahead = first, limit = aside ? 0 : jobs, slot_in = 0;
@@ -140,15 +151,13 @@ DEVICE void stream(const StreamLaunch& launch) {
     while (head.at >= head.end && ahead < limit) {
       const Job job = job_at<kRoutes>(p, ahead);
       const Segment& s = p.segments[job.segment];
-      const int blocks = blocks_of(s);
-      head = open_tile(s, !kRoutes || job.expert < 0 ? 0 : chosen.expert[job.expert], job.tile, blocks * slice / per_tile,
-                       blocks * (slice + 1) / per_tile);
+      head = open_tile<kFormats>(s, !kRoutes || job.expert < 0 ? 0 : chosen.expert[job.expert], job.tile, s.begins[slice], s.begins[slice + 1]);
       ahead += step;
     }
     return head.at < head.end;
   };
   const auto fetch_next = [&]() {
-    fetch(head, ring + slot_in * kSlotBytes, lane);
+    fetch<kFormats>(head, ring + slot_in * kSlotBytes, lane);
     slot_in = slot_in + 1 == kStages ? 0 : slot_in + 1;
   };
   int started = 0;
@@ -156,6 +165,10 @@ DEVICE void stream(const StreamLaunch& launch) {
     fetch_next();
     copy_commit();
     ++started;
+  }
+  if (early) {
+    await(launch.order.before, launch.order.blocks);
+    ask();
   }
 
   // The inputs, in shared memory.
@@ -196,14 +209,19 @@ DEVICE void stream(const StreamLaunch& launch) {
       if (kKinds & kMask<kGated>) gated.finish(input, 0, 1, target);
       if (kKinds & kMask<kCodes>) codes.finish(p.inputs[1], 0, target_of(p.inputs[1]));
     }
-    if (aside) return;
+    if (aside) {
+      end_block(launch.order);
+      return;
+    }
   }
   if (kRoutes && p.routing.kind != 0) {
     const Routing& r = p.routing;
+    __shared__ float affinities[kMostExperts];
+    __shared__ u32 keys[kMostExperts];
+    int id = -1;
+    float weight = 0.f;
+    if (chooses) choice.finish(r, is_masked(p, 0), affinities, keys, id, weight);
     if (chooses && warp == 0) {
-      int id;
-      float weight;
-      choice.finish(r, is_masked(p, 0), id, weight);
       if (lane < r.choices) {
         ids[lane] = id;
         if (blockIdx.x == 0) {
@@ -212,6 +230,7 @@ DEVICE void stream(const StreamLaunch& launch) {
         }
       }
       __syncwarp();
+      if (blockIdx.x == 0 && lane == 0 && launch.order.chosen != nullptr) add_release(launch.order.chosen, 1);
     }
     if (!chooses) __syncthreads();
     if (warp == 0) collect(chosen, ids, p.rows, r.choices);
@@ -228,13 +247,10 @@ DEVICE void stream(const StreamLaunch& launch) {
   }
 
   int slot = 0, turn = 0;
-  float* dots = (float*)(shared + p.shared_dots);
   for (int index = first; index < jobs; index += step, ++turn) {
     const Job job = job_at<kRoutes>(p, index);
     const Segment& s = p.segments[job.segment];
-    const int blocks = blocks_of(s);
-    Cursor at = open_tile(s, !kRoutes || job.expert < 0 ? 0 : chosen.expert[job.expert], job.tile, blocks * slice / per_tile,
-                          blocks * (slice + 1) / per_tile);
+    Cursor at = open_tile<kFormats>(s, !kRoutes || job.expert < 0 ? 0 : chosen.expert[job.expert], job.tile, s.begins[slice], s.begins[slice + 1]);
     const Operand<kOne> x = operand_of<kOne>(p, s, job.tile, shared, lane);
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
     while (at.at < at.end) {
@@ -246,83 +262,73 @@ DEVICE void stream(const StreamLaunch& launch) {
       if (advance()) fetch_next();
       copy_commit();
       slot = slot + 1 == kStages ? 0 : slot + 1;
-      pass(at);
+      pass<kFormats>(at);
     }
-    // The slices of a tile are added up in order by the warp that arrives last. (Of one token all columns
-    // are equal.)
-    bool last = true;
-    if (kCombine && turn == 0 && blocks < per_tile) copy_wait<0>();  // a warp without blocks has waited for nothing
+    // The slices of a tile are added up in order, by one warp of the tile's after the other. The barrier of
+    // the next tile is behind the reading of this one's: two places are enough. (Of one token all columns are
+    // equal.)
     if (per_tile > 1) {
-      const int place = group * 2 + (turn & 1), round = turn >> 1;
-      while (load_volatile(&summed[place]) < round) spin();  // the tile before has been added up
-      __syncwarp();
+      const int place = group * 2 + (turn & 1);
       float4* sums = (float4*)(shared + p.shared_sums) + place * per_tile * 32;
       float2* pairs = (float2*)(shared + p.shared_sums) + place * per_tile * 8;
       if (!kOne) sums[slice * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
       else if ((lane & 3) == 0) pairs[slice * 8 + (lane >> 2)] = make_float2(sum[0], sum[2]);
-      __threadfence_block();
-      __syncwarp();
-      int is_last = 0;
-      if (lane == 0) is_last = atomicAdd(&arrived[place], 1) == per_tile * (round + 1) - 1;
-      last = __shfl_sync(kAllLanes, is_last, 0);
-      if (last) {
-        __threadfence_block();
-        UNROLL for (int i = 0; i < 4; ++i) sum[i] = 0.f;
-        for (int k = 0; k < per_tile; ++k) {
-          if (kOne) {
-            const float2 v = pairs[k * 8 + (lane >> 2)];
-            sum[0] += v.x;
-            sum[2] += v.y;
-          } else {
-            const float4 v = sums[k * 32 + lane];
-            sum[0] += v.x;
-            sum[1] += v.y;
-            sum[2] += v.z;
-            sum[3] += v.w;
-          }
-        }
+      sync_warps(1 + group, per_tile);
+      if (slice != turn % per_tile) continue;
+      UNROLL for (int i = 0; i < 4; ++i) sum[i] = 0.f;
+      for (int k = 0; k < per_tile; ++k) {
         if (kOne) {
-          sum[1] = sum[0];
-          sum[3] = sum[2];
+          const float2 v = pairs[k * 8 + (lane >> 2)];
+          sum[0] += v.x;
+          sum[2] += v.y;
+        } else {
+          const float4 v = sums[k * 32 + lane];
+          sum[0] += v.x;
+          sum[1] += v.y;
+          sum[2] += v.z;
+          sum[3] += v.w;
         }
-        __threadfence_block();
-        __syncwarp();
-        if (lane == 0) store_volatile(&summed[place], round + 1);
+      }
+      if (kOne) {
+        sum[1] = sum[0];
+        sum[3] = sum[2];
       }
     }
-    if (!last) continue;
-    if (kCombine && p.combine.on) {
-      UNROLL for (int i = 0; i < 4; ++i) sum[i] = round_to_bf16(sum[i]);
-      combine_tile(p.combine, job.tile, sum, p.rows, dots + (group * kTilesPerGroup + turn) * p.rows * kPartialColumns,
-                   turn == 0 && fetches_fn ? fn : nullptr);
+    if (combines) {
+      keep_tile(kept, turn * groups + group, sum, p.rows);
     } else {
       store_tile(s, job.tile, sum, p.rows, !kRoutes || job.expert < 0 ? nullptr : chosen.choice[job.expert], p.routing.choices, lane);
     }
   }
-  if (kCombine && p.combine.on && p.combine.fn) sum_dots(p.combine, dots, groups, streamers, jobs, p.rows);
+  if (combines) {
+    copy_wait<0>();
+    combine(p.combine, kept, p.rows, streamers);
+  }
+  end_block(launch.order);
 }
 
 }  // namespace
 
 // One kernel for each kind of launch of a decode step, with the code that it needs; and one for all others.
-// (device/stream_builder.cpp chooses by the same lists. Warps and stages: e2m1 takes three times the
-// instructions of e4m3 for a byte, which more warps hide.)
+// (device/stream_builder.cpp chooses by the same lists. e2m1 takes three times the instructions of e4m3 for a
+// byte, which more warps hide. The head is as long as twenty of the others: it has a deep ring in place of half a
+// multiprocessor.)
 constexpr unsigned kSublayer = kMask<kE4m3Quantised, kBf16Bf16, kRowsBf16>, kExperts = kMask<kE4m3Quantised, kE2m1Quantised>;
 constexpr unsigned kE4m3Only = kMask<kE4m3Quantised>, kE4m3Plain = kMask<kE4m3Bf16>, kHead = kMask<kBf16Bf16>;
 
-KERNEL(stream_sublayer_one, StreamLaunch, 256, 1) { stream<true, 8, 8, kSublayer, kMask<kStreams>, false, false>(p); }
+KERNEL(stream_sublayer_one, StreamLaunch, 256, 2) { stream<true, 8, 4, kSublayer, kMask<kStreams>, false, false>(p); }
 KERNEL(stream_head_one, StreamLaunch, 256, 1) { stream<true, 8, 8, kHead, kMask<kStreams>, false, false>(p); }
-KERNEL(stream_normed_one, StreamLaunch, 256, 1) { stream<true, 8, 8, kE4m3Only, kMask<kRow>, false, false>(p); }
-KERNEL(stream_combined_one, StreamLaunch, 256, 1) { stream<true, 8, 7, kE4m3Only, kMask<kRow>, true, false>(p); }
-KERNEL(stream_experts_one, StreamLaunch, 512, 1) { stream<true, 16, 4, kExperts, kMask<kGated, kCodes>, false, true>(p); }
-KERNEL(stream_grouped_one, StreamLaunch, 256, 1) { stream<true, 8, 8, kE4m3Plain, kMask<kGiven>, false, false>(p); }
-KERNEL(stream_any_one, StreamLaunch, 256, 1) { stream<true, 8, 6, kAllFormats, kAllKinds, true, true>(p); }
-KERNEL(stream_sublayer_many, StreamLaunch, 256, 1) { stream<false, 8, 8, kSublayer, 0, false, false>(p); }
-KERNEL(stream_normed_many, StreamLaunch, 256, 1) { stream<false, 8, 8, kE4m3Only, 0, false, false>(p); }
-KERNEL(stream_combined_many, StreamLaunch, 256, 1) { stream<false, 8, 7, kE4m3Only, 0, true, false>(p); }
-KERNEL(stream_experts_many, StreamLaunch, 512, 1) { stream<false, 16, 4, kExperts, 0, false, true>(p); }
-KERNEL(stream_grouped_many, StreamLaunch, 256, 1) { stream<false, 8, 8, kE4m3Plain, 0, false, false>(p); }
-KERNEL(stream_any_many, StreamLaunch, 256, 1) { stream<false, 8, 6, kAllFormats, 0, true, true>(p); }
+KERNEL(stream_normed_one, StreamLaunch, 256, 2) { stream<true, 8, 4, kE4m3Only, kMask<kRow>, false, false>(p); }
+KERNEL(stream_combined_one, StreamLaunch, 256, 2) { stream<true, 8, 4, kE4m3Only, kMask<kRow>, true, false>(p); }
+KERNEL(stream_experts_one, StreamLaunch, 384, 2) { stream<true, 12, 3, kExperts, kMask<kGated, kCodes>, false, true>(p); }
+KERNEL(stream_grouped_one, StreamLaunch, 256, 2) { stream<true, 8, 4, kE4m3Plain, kMask<kGiven>, false, false>(p); }
+KERNEL(stream_any_one, StreamLaunch, 256, 1) { stream<true, 8, 4, kAllFormats, kAllKinds, true, true>(p); }
+KERNEL(stream_sublayer_many, StreamLaunch, 256, 2) { stream<false, 8, 4, kSublayer, 0, false, false>(p); }
+KERNEL(stream_normed_many, StreamLaunch, 256, 2) { stream<false, 8, 4, kE4m3Only, 0, false, false>(p); }
+KERNEL(stream_combined_many, StreamLaunch, 256, 2) { stream<false, 8, 4, kE4m3Only, 0, true, false>(p); }
+KERNEL(stream_experts_many, StreamLaunch, 384, 2) { stream<false, 12, 3, kExperts, 0, false, true>(p); }
+KERNEL(stream_grouped_many, StreamLaunch, 256, 2) { stream<false, 8, 4, kE4m3Plain, 0, false, false>(p); }
+KERNEL(stream_any_many, StreamLaunch, 256, 1) { stream<false, 8, 4, kAllFormats, 0, true, true>(p); }
 
 // Inputs of a step of several tokens. Grid: (rows of an input, inputs); further blocks choose experts.
 KERNEL(stream_prepare, StreamLaunch, 256, 1) {
@@ -330,27 +336,29 @@ KERNEL(stream_prepare, StreamLaunch, 256, 1) {
   float* scratch = (float*)words;
   const StreamParams& all = *p.params;
   const int row = blockIdx.x;
+  if (p.order.before) await(p.order.before, p.order.blocks);
   if ((int)blockIdx.y == all.inputs_count) {
     const Routing& r = all.routing;
-    if (row < all.rows && warp_id() == 0) {
-      int id;
-      float weight;
-      Choice choice;
+    __shared__ float affinities[kMostExperts];
+    __shared__ u32 keys[kMostExperts];
+    if (row < all.rows) {
+      int id = -1;
+      float weight = 0.f;
+      Choice<256> choice;
       choice.ask(r, row);
-      choice.finish(r, is_masked(all, row), id, weight);
-      if (lane_id() < r.choices) {
-        *(int*)((char*)r.experts + row * r.experts_pitch + lane_id() * 4) = id;
-        *(float*)((char*)r.weights + row * r.weights_pitch + lane_id() * 4) = weight;
+      choice.finish(r, is_masked(all, row), affinities, keys, id, weight);
+      if ((int)threadIdx.x < r.choices) {
+        *(int*)((char*)r.experts + row * r.experts_pitch + threadIdx.x * 4) = id;
+        *(float*)((char*)r.weights + row * r.weights_pitch + threadIdx.x * 4) = weight;
       }
     }
-    return;
+  } else if (const Input& in = all.inputs[blockIdx.y]; row < in.rows && in.kind != kGiven) {
+    const Prepared to = in.staged;
+    u16* keep = (u16*)(to.bf16 ? (char*)to.bf16 + row * to.bf16_pitch : (char*)to.values + row * to.values_pitch);
+    const float logit = prepare<8>(in, row, to, keep, scratch);
+    if (in.kind == kStreams && warp_id() == 0) put_back_coefficients(in, row, logit);
   }
-  const Input& in = all.inputs[blockIdx.y];
-  if (row >= in.rows || in.kind == kGiven) return;
-  const Prepared to = in.staged;
-  u16* keep = (u16*)(to.bf16 ? (char*)to.bf16 + row * to.bf16_pitch : (char*)to.values + row * to.values_pitch);
-  const float logit = prepare<8>(in, row, to, keep, scratch);
-  if (in.kind == kStreams && warp_id() == 0) put_back_coefficients(in, row, logit);
+  end_block(p.order);
 }
 
 }  // namespace rewright

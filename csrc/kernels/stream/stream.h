@@ -2,13 +2,17 @@
 // what prepares their inputs and what takes up their results.
 #pragma once
 
+#include "../common/order.h"
+
 namespace rewright {
 
+constexpr int kMostWarps = 12;  // of a block
 constexpr int kMostSegments = 8, kMostInputs = 3, kMostTokens = 8, kMostChoices = 8;
 constexpr int kMostPairs = kMostTokens * kMostChoices;
 constexpr int kSlotBytes = 2048 + 128;  // one block: 2 KB of codes, and its scales
-constexpr int kTilesPerGroup = 4;     // of launches that form mixing logits
 constexpr int kPartialBlocks = 132, kPartialColumns = 32, kEpsColumn = 30;  // ir/carried.py
+
+constexpr int kExpertWarps = 12, kExpertWarpsPerTile = 6, kExpertStages = 3;  // of the experts' sum
 
 // A set of formats or kinds.
 template <int... kMembers>
@@ -35,6 +39,7 @@ struct Segment {
   int format, rows, tiles, columns, input;
   int tiles_per_group;      // of grouped matrices: group g reads input columns g * columns..; 0: one group
   int out_f32, experts;     // experts: one matrix per expert, a row of `out` per token and choice
+  short begins[kMostWarps + 4];  // of slice s of a tile's blocks; the slice ends where the next begins
 };
 
 // Where the rows of an input go: any may be null. `values` are fp16 codes times 2^-8 with `exponents`.
@@ -108,7 +113,15 @@ struct Combine {
   float eps;                  // of the norm in the mixing logits
   const unsigned short* shared;  // bf16[M,D] that is added to the sum over experts, or null
   long long shared_pitch;
+  int slots, fetches_fn;      // most tiles of a block; whether shared memory has room for their part of fn
 };
+
+// Shared memory of a block for the tiles behind which streams are combined (combine.cuh: Kept).
+constexpr int kKeptWeights = 20, kStreamRow = 4 * 16;  // post and comb of a token; the streams in a tile's columns
+constexpr int kept_bytes(const Combine& c, int tokens, bool with_fn) {
+  const int floats = c.slots * tokens * (16 + kStreamRow + kStreamRow / 2) + (tokens * kKeptWeights + 3) / 4 * 4;
+  return 4 * (floats + (with_fn ? c.slots * c.logits * c.streams * 16 : 0));
+}
 
 struct alignas(16) StreamParams {
   Segment segments[kMostSegments];
@@ -121,16 +134,16 @@ struct alignas(16) StreamParams {
   int rows;                   // tokens of the step
   int jobs, expert_tiles;     // tiles of all plain segments; of one expert's matrices
   int warps_per_tile;
-  int fetches_fn;             // whether shared memory has room for the tiles' part of fn
   int side_by_side;           // a block's tiles are neighbours
   int streamers;              // blocks that stream; those behind them prepare what leaves the launch
-  int shared_ring, shared_sums, shared_dots, shared_scratch, shared_fn;  // offsets in shared memory, bytes
+  int shared_sums, shared_kept, shared_scratch;  // offsets in shared memory, bytes; the rings come first
 };
 
 // The parameters lie in the card's memory, from where a block reads them at once: one by one out of the
 // constant bank, each first touch would take as long.
 struct StreamLaunch {
   const StreamParams* params;
+  Order order;
 };
 
 }  // namespace rewright
