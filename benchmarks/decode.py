@@ -150,6 +150,7 @@ def run_step(
     device: _native.Device,
     *,
     count: bool,
+    overlap: bool,
 ) -> Step:
     """Time steps that end at `context` tokens, and count the experts that some of them choose."""
     plan = planned.plan
@@ -162,7 +163,7 @@ def run_step(
     tokens = torch.randint(0, planned.source.config.vocab_size, (STEPS, batch), generator=generator)
     table = inputs.table(tokens, context - STEPS)
     inputs.tensor.copy_(table[0])
-    graph = graph_of([bound.run])
+    graph = graph_of([bound.run_overlapped if overlap else bound.run])
 
     def set_step(i: int) -> None:
         inputs.tensor.copy_(table[i % STEPS])
@@ -264,6 +265,8 @@ def measure(
     weights: Mapping[str, Tensor],
     device: _native.Device,
     ceilings: Ceilings,
+    *,
+    overlap: bool,
 ) -> dict[str, Any]:
     """One row: a context and a batch."""
     fewer = with_fewer(full)
@@ -272,7 +275,7 @@ def measure(
         planned = plan_step(part_of(config, counts), context, batch, max_context)
         layers = layer_names(ratios_of(counts), ratios_of(full))
         mine = shared_weights(planned.plan, weights, layers)
-        steps[name] = run_step(planned, mine, context, batch, device, count=name == "full")
+        steps[name] = run_step(planned, mine, context, batch, device, count=name == "full", overlap=overlap)
         gc.collect()
         torch.cuda.empty_cache()
     whole = counts_of(config.compress_ratios)
@@ -325,6 +328,7 @@ def main() -> None:
     parser.add_argument("--layers", default="2,6,6", help="window, ratio-4 and ratio-128 layers, or full")
     parser.add_argument("--contexts", default="1024,8192,32768")
     parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--overlap", action="store_true", help="launches that can overlap")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--peers-only", action="store_true")
     parser.add_argument(
@@ -356,7 +360,9 @@ def main() -> None:
         return
     print(f"{'':<34}{'context':>7}{'batch':>6}{'t0 us':>10}{'t4':>10}{'t128':>10}{'rest':>10}", flush=True)
     if not options.peers_only:
-        measure_ours(record, rows, config, options.layers, contexts, batches, ceilings)
+        measure_ours(
+            record, rows, config, options.layers, contexts, batches, ceilings, overlap=options.overlap
+        )
     gc.collect()
     torch.cuda.empty_cache()
     if not options.no_peers:
@@ -378,6 +384,8 @@ def measure_ours(
     contexts: Sequence[int],
     batches: Sequence[int],
     ceilings: Ceilings,
+    *,
+    overlap: bool,
 ) -> None:
     """Rows of every context and batch over one set of weights."""
     longest = max(contexts)
@@ -401,7 +409,9 @@ def measure_ours(
     for context in contexts:
         for batch in batches:
             with record.section(f"context {context}, batch {batch}"):
-                row = measure(config, full, context, batch, longest, weights, device, ceilings)
+                row = measure(
+                    config, full, context, batch, longest, weights, device, ceilings, overlap=overlap
+                )
                 rows.append(row)
                 show("rewright, one CUDA graph", row)
                 if not row["finite_logits"]:

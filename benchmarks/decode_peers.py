@@ -5,6 +5,7 @@ A peer gives the microseconds of a layer of each kind and of the rest of a step.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import statistics
 from collections import defaultdict
@@ -79,7 +80,8 @@ def decode_steps(
     """Prefill all but the last tokens of a context, then decode; the last logits."""
     cached = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     ids = torch.randint(0, vocabulary, (batch, context), device=device)
-    with torch.no_grad():
+    # (some versions hand f32 streams to bf16 matrices)
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
         out = model(input_ids=ids[:, : context - steps], use_cache=True, logits_to_keep=1)
         for i in range(context - steps, context):
             out = model(input_ids=ids[:, i : i + 1], use_cache=True, **{cached: getattr(out, cached)})
@@ -111,6 +113,12 @@ def transformers_eager(
     }
 
 
+@functools.cache
+def _e2m1_values(device: torch.device) -> Tensor:
+    """bf16 value of each e2m1 code; kept, because a CUDA graph cannot record the copy."""
+    return torch.tensor([*_E2M1, *(-v for v in _E2M1)], dtype=torch.bfloat16, device=device)
+
+
 def dequantize(codes: Tensor, scale: Tensor, dtype: DType) -> Tensor:
     """bf16 matrices of e4m3 codes with scales per 128 x 128, or of packed e2m1 with scales per 1 x 32."""
     factor = (scale.view(torch.uint8).int() << 23).view(torch.float32).bfloat16()
@@ -118,7 +126,7 @@ def dequantize(codes: Tensor, scale: Tensor, dtype: DType) -> Tensor:
         n, k = codes.shape
         blocks = codes.bfloat16().view(n // 128, 128, k // 128, 128)
         return (blocks * factor[:, None, :, None]).view(n, k)
-    values = torch.tensor([*_E2M1, *(-v for v in _E2M1)], dtype=torch.bfloat16, device=codes.device)
+    values = _e2m1_values(codes.device)
     pairs = torch.stack([codes & 15, codes >> 4], dim=-1).int()
     dense = values[pairs].view(*scale.shape, 32)
     return (dense * factor[..., None]).flatten(-2)

@@ -132,6 +132,10 @@ class Bound:
         stream = torch.cuda.current_stream().cuda_stream if self.arena.is_cuda else 0
         self.program.run(stream, begin, end)
 
+    def run_overlapped(self) -> None:
+        """The whole plan on torch's current stream, launches that can overlapping."""
+        self.program.run_overlapped(torch.cuda.current_stream().cuda_stream if self.arena.is_cuda else 0)
+
     def value(self, name: str) -> Tensor:
         """Bytes of a value in the arena."""
         place = self.plan.values[name]
