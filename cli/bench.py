@@ -6,12 +6,21 @@ import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rewright.cli import output
 from rewright.cli.bench_ablate import Ablate, measure_without, render, require_random
+from rewright.cli.bench_compare import (
+    Compare,
+    FailSlower,
+    check_limit,
+    compare_runs,
+    judge,
+    read_earlier,
+    render_comparison,
+)
 from rewright.cli.bench_model import (
     BenchModel,
     Chunk,
@@ -24,7 +33,10 @@ from rewright.cli.bench_model import (
     RandomWeights,
     Target,
 )
+from rewright.cli.bench_place import begin_peak, ceiling_of, describe, peak_memory, place_of
+from rewright.cli.bench_plot import Plot, check_plot, draw
 from rewright.cli.bench_stages import Stages, Trace, check_trace, render_profile, write_trace
+from rewright.cli.bench_table import render_csv, render_markdown
 from rewright.cli.execution import Threads, open_engine
 from rewright.ir.errors import UsageError
 
@@ -54,7 +66,13 @@ def bench(
         bool,
         typer.Option("--peers", help="Measure the reference interpreter and torch bf16 eager as well."),
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    form: Annotated[
+        str | None, typer.Option("--format", help="md (a table, the default), json or csv.")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    compare: Compare = None,
+    fail_slower: FailSlower = None,
+    plot: Plot = None,
     stages: Stages = False,
     trace: Trace = None,
     ablate: Ablate = False,
@@ -69,6 +87,13 @@ def bench(
 ) -> None:
     """Measure prefill and decode. Every prompt is random tokens, the same in every run; nothing is cached
     between runs; decode starts behind a prefilled prompt, and its time is that of the decode steps alone.
+    Each case runs once without the clock, then -r times; tok/s is of the median, spread is (slowest -
+    fastest) / median. pp512 is prefill of 512 tokens of one sequence, tg128@512 x 8 decode of 128 tokens of
+    each of 8 sequences behind 512, all 1,024 tokens counted. Bytes are those that the ops of a step read and
+    write, the ceiling is the read rate of the memory, measured in the same run.
+
+    --compare matches cases with those of an earlier --format json; with --fail-slower the exit code is 1 if
+    one lost more tokens a second than that. A case that only one of the runs has never counts.
 
     --stages takes the step in the middle of each decode apart: time, bytes and share of every stage. --trace
     writes its launches as a file for ui.perfetto.dev or chrome://tracing.
@@ -83,7 +108,9 @@ def bench(
 
       rewright bench out -p 128,512 -n 64 -b 1,4
 
-      rewright bench out --peers --json
+      rewright bench out --peers --format json > old.json
+
+      rewright bench out --compare old.json --fail-slower 5 --plot out.png
 
       rewright bench out -p 1024 -n 32 --stages --trace step.json
 
@@ -91,12 +118,17 @@ def bench(
 
       rewright bench --random-weights examples/configs/v4-flash.json --layers 12 -p 1024 -n 32 --ablate
     """
-    from rewright.runtime.bench import cases, measure
+    from rewright import __version__
+    from rewright.runtime.bench import WARM_UP_RUNS, cases, measure
     from rewright.runtime.profile import profile
 
+    form = _form(form, json_output, several_tables=stages or ablate)
     if not 1 <= repeats <= 1000:
         raise UsageError(f"{repeats} is not from 1 to 1000", where="-r")
     prompts, batches = _positive(prompt, "-p"), _positive(batch, "-b")
+    check_limit(fail_slower, compare)
+    if plot is not None:
+        check_plot(plot)
     random = RandomOptions(max_context, max_batch, chunk, numerics, target, no_pass, layers)
     model = BenchModel(out, random_weights, random, max(prompts) + new, batches)
     if random_weights is not None and peers:
@@ -107,13 +139,16 @@ def bench(
         )
     if ablate:
         require_random(model)
-        if stages or trace is not None:
-            raise UsageError("goes with neither --stages nor --trace", where="--ablate", fix="choose one")
+        others = {"--stages": stages, "--trace": trace, "--compare": compare, "--plot": plot}
+        if given := [name for name, value in others.items() if value]:
+            raise UsageError(f"does not go with {', '.join(given)}", where="--ablate", fix="choose one")
         if not new:
             raise UsageError("there is no decode step to measure", where="-n", fix="choose -n 1 or more")
+    earlier = None if compare is None else read_earlier(compare)
     artifact = model.artifact()
-    ours = artifact.manifest.target
-    wanted = cases(artifact.manifest.limits, prompts, new, batches)
+    manifest = artifact.manifest
+    ours = manifest.target
+    wanted = cases(manifest.limits, prompts, new, batches)
     decodes = [case for case in wanted if case.new]
     apart = stages or trace is not None
     if apart and not decodes:
@@ -122,51 +157,83 @@ def bench(
         check_trace(trace, len(decodes))
     if ablate:
         rows = measure_without(model, artifact, decodes, repeats, threads)
-        if json_output:
-            head = {"target": ours, "numerics": artifact.manifest.numerics, **model.to_json(artifact)}
+        if form == "json":
+            head = {"target": ours, "numerics": manifest.numerics, **model.to_json(artifact)}
             found = [row.to_json(rows[0], decodes) for row in rows]
             output.result(json.dumps({**head, "ablation": found}, indent=1))
         else:
             render(rows, decodes)
         return
     engine = open_engine(artifact, threads=threads)
-    measured: dict[str, list[Result]] = {}
+    place = place_of(engine, threads)
+    measured: dict[str, list[Result]] = {ours: []}
     profiles: list[Profile] = []
     with output.ProgressBar() as bar:
-        rivals = _peers(artifact, wanted) if peers else {}
-        advance = bar.counter("measuring", len(wanted) * (1 + len(rivals)))
-        where, text, bandwidth = _place(engine, threads)
-        for name, (runner, chosen) in {ours: (engine, wanted), **rivals}.items():
+        alone = [case for case in wanted if case.batch == 1]
+        advance = bar.counter("measuring", len(wanted) + (len(alone) * 2 if peers else 0))
+        begin_peak(engine)
+        for case in wanted:
+            measured[ours].append(measure(engine, case, repeats))
+            if apart and case.new:  # its slots hold the case's context
+                profiles.append(profile(engine, case, repeats))
+            advance(1)
+        # Before the ceiling, which takes memory of its own, and peers, which hold the weights once more.
+        peak = peak_memory(engine)
+        ceiling = ceiling_of(engine, threads)
+        for name, rival in _peers(artifact).items() if peers else ():
             measured[name] = []
-            for case in chosen:
-                measured[name].append(measure(runner, case, repeats if name == ours else min(repeats, 3)))
-                if apart and name == ours and case.new:  # its slots hold the case's context
-                    profiles.append(profile(engine, case, repeats))
+            for case in alone:
+                measured[name].append(measure(rival, case, min(repeats, 3)))
                 advance(1)
     if trace is not None:
         write_trace(trace, profiles[0])
-    if json_output:
-        record = {
-            "target": ours,
-            "numerics": artifact.manifest.numerics,
-            **model.to_json(artifact),
-            **where,
-            "read_bytes_per_second": bandwidth,
-            "results": {name: [r.to_json() for r in results] for name, results in measured.items()},
-        }
-        if stages:
-            record["stages"] = [
-                {**p.to_json(), "step_us": _step_us(measured[ours], p.case)} for p in profiles
-            ]
+    record: dict[str, Any] = {
+        "rewright": __version__,
+        "target": ours,
+        "numerics": manifest.numerics,
+        **model.to_json(artifact),
+        **describe(artifact),
+        **place.names,
+        "read_bytes_per_second": ceiling,
+        "peak_memory": peak,
+        "results": {name: [r.to_json() for r in results] for name, results in measured.items()},
+    }
+    pairs = [] if earlier is None else compare_runs(earlier, record)
+    if earlier is not None:
+        record["comparison"] = [pair.to_json() for pair in pairs]
+    if stages:
+        record["stages"] = [{**p.to_json(), "step_us": _step_us(measured[ours], p.case)} for p in profiles]
+    if plot is not None:
+        draw(plot, measured, earlier, f"{manifest.model['model_type']}, {ours}, {place.text}")
+    if form == "json":
         output.result(json.dumps(record, indent=1))
-        return
-    output.note(
-        f"target {ours} ({text}), {repeats} runs after one untimed; memory read at {bandwidth / 1e9:.1f} GB/s"
-    )
-    for line in _table(measured, ours, bandwidth):
-        output.result(line)
-    for found in profiles if stages else []:
-        render_profile(found, _step_us(measured[ours], found.case))
+    elif form == "csv":
+        render_csv(record, None if earlier is None else pairs)
+    else:
+        output.note(
+            f"target {ours} ({place.text}), {repeats} runs after {WARM_UP_RUNS} untimed; "
+            f"memory read at {ceiling / 1e9:.1f} GB/s"
+        )
+        render_markdown(record, measured)
+        render_comparison(pairs)
+        for found in profiles if stages else []:
+            render_profile(found, _step_us(measured[ours], found.case))
+    raise typer.Exit(judge(pairs, fail_slower))
+
+
+def _form(form: str | None, json_output: bool, *, several_tables: bool) -> str:
+    """How results are printed: md, json or csv."""
+    if form is None:
+        form = "json" if json_output else "md"
+    if form not in ("md", "json", "csv"):
+        raise UsageError(f"unknown format {form!r}", where="--format", fix="md, json or csv")
+    if json_output and form != "json":
+        raise UsageError(f"--json is not --format {form}", where="--format", fix="choose one")
+    if form == "csv" and several_tables:
+        raise UsageError(
+            "--stages and --ablate have tables of their own", where="--format csv", fix="choose json or md"
+        )
+    return form
 
 
 def _step_us(results: Sequence[Result], case: Case) -> float:
@@ -175,32 +242,12 @@ def _step_us(results: Sequence[Result], case: Case) -> float:
     return statistics.median(result.seconds) / case.new * 1e6
 
 
-def _place(engine: Engine, threads: int | None) -> tuple[dict[str, str | int], str, float]:
-    """What executes the model, for records and for people, and the bytes a second that it reads."""
-    from rewright.runtime import _native
-    from rewright.runtime.bench import card_bandwidth, read_bandwidth
-    from rewright.runtime.device import DeviceModel
-    from rewright.runtime.threads import thread_count
-
-    count = thread_count(threads)
-    if not isinstance(engine.model, DeviceModel):
-        vector = _native.vector_name()
-        return {"vector": vector, "threads": count}, f"{vector}, {count} threads", read_bandwidth(count)
-    card = engine.model.card
-    bandwidth = read_bandwidth(1) if card.emulated else card_bandwidth(card.where)
-    return {"card": card.name}, card.name, bandwidth
-
-
-def _peers(artifact: Artifact, wanted: list[Case]) -> dict[str, tuple[Engine, list[Case]]]:
-    """What the kernels are compared with. They run one sequence at a time, so batches are left out."""
+def _peers(artifact: Artifact) -> dict[str, Engine]:
+    """What the kernels are compared with. They run one sequence at a time."""
     from rewright.peers import eager_engine
     from rewright.runtime.engine import Engine
 
-    single = [case for case in wanted if case.batch == 1]
-    return {
-        "reference": (Engine(artifact, reference=True), single),
-        "torch bf16 eager": (eager_engine(artifact), single),
-    }
+    return {"reference": Engine(artifact, reference=True), "torch bf16 eager": eager_engine(artifact)}
 
 
 def _numbers(text: str, option: str) -> list[int]:
@@ -215,26 +262,3 @@ def _positive(text: str, option: str) -> list[int]:
     if min(found) < 1:
         raise UsageError(f"{min(found)} is less than 1", where=option)
     return found
-
-
-def _table(measured: dict[str, list[Result]], ours: str, bandwidth: float) -> list[str]:
-    """Peers of a card run on this CPU, whose memory was not measured: their share of it is left out."""
-    own = {r.case: r for r in measured[ours]}
-    width = max(len("torch bf16 eager"), *(len(case.name) for case in own))
-    lines = [
-        f"{'case':<{width}}  {'tok/s':>9}  {'spread':>6}  {'MB/token':>8}  {'of memory':>9}  {'against':>8}"
-    ]
-    for name, results in measured.items():
-        if len(measured) > 1:
-            lines.append(name)
-        for r in results:
-            share = f"{r.bytes_per_second / bandwidth:.1%}" if ours in ("host", name) else ""
-            ratio = "" if name == ours else f"{own[r.case].tokens_per_second / r.tokens_per_second:7.1f}x"
-            label = ("  " if len(measured) > 1 else "") + r.case.name
-            lines.append(
-                f"{label:<{width}}  {r.tokens_per_second:>9,.1f}  {r.spread:>6.0%}  "
-                f"{r.bytes_per_token / 1e6:>8.2f}  {share:>9}  {ratio:>8}".rstrip()
-            )
-    if len(measured) > 1:
-        lines.append(f"against: how many times faster {ours} is")
-    return lines

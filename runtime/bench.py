@@ -19,6 +19,9 @@ from rewright.runtime.model import choose_variant
 from rewright.runtime.sampling import SamplingOptions
 
 SEED = 0
+WARM_UP_RUNS = 1
+"""Runs of a case before the clock: the first step binds plans, touches weights, and records graphs."""
+
 _STREAM_BYTES = 256 << 20
 _CARD_STREAM_BYTES = 1 << 30
 
@@ -91,6 +94,8 @@ class Result:
             "prompt": c.prompt,
             "new": c.new,
             "batch": c.batch,
+            "tokens": c.tokens,
+            "warm_up_runs": WARM_UP_RUNS,
             "seconds": list(self.seconds),
             "tokens_per_second": self.tokens_per_second,
             "spread": self.spread,
@@ -121,8 +126,9 @@ def cases(limits: Limits, prompts: Sequence[int], new: int, batches: Sequence[in
 
 
 def measure(engine: Engine, case: Case, repeats: int) -> Result:
-    """Run a case once without the clock, then `repeats` times with it."""
-    measure_seconds(engine, case)
+    """Run a case `WARM_UP_RUNS` times without the clock, then `repeats` times with it."""
+    for _ in range(WARM_UP_RUNS):
+        measure_seconds(engine, case)
     seconds = tuple(measure_seconds(engine, case) for _ in range(repeats))
     return Result(case, seconds, _bytes_per_token(engine, case))
 

@@ -15,7 +15,7 @@ def test_stages_stand_behind_the_results(cli: Callable, compiled_tiny: Path) -> 
     options = (compiled_tiny, "-p", 16, "-b", "1,2", *SHORT, "--stages")
     done = cli("bench", *options)
     assert done.code == 0, done.stderr
-    _, *tables = done.stdout.split("\n\n")
+    _, _, *tables = done.stdout.split("\n\n")
     assert [table.split(":")[0] for table in tables] == ["tg2@16", "tg2@16 x 2"]
     lines = [line.split() for line in tables[0].splitlines()[2:]]
     *stages, total = [(words[0], int(words[-6].replace(",", "")), words[-3]) for words in lines]
