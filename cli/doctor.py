@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rewright.cli import output
-from rewright.ir.errors import UsageError
+from rewright.ir.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from rewright.runtime.check import Check
 
 
 def doctor(
@@ -18,7 +21,10 @@ def doctor(
         str | None, typer.Option("--target", help="Exit with 4 unless this target runs here: host or sm80.")
     ] = None,
 ) -> None:
-    """Say what this machine and this install can do, and what is missing.
+    """Say what this machine and this install can do, what would be refused, and how to mend it.
+
+    Where there are several cards, bytes are copied between each two and compared. The speed of the disk is
+    that of a temporary file of 32 MiB in the current folder.
 
     Examples:
 
@@ -26,22 +32,42 @@ def doctor(
 
       rewright doctor --target sm80
     """
-    from rewright import __version__
     from rewright.codegen.targets import TARGETS
-    from rewright.runtime.card import card_refusal
-    from rewright.runtime.machine import Check, examine
 
     if target not in (None, *TARGETS):
         raise UsageError(
             f"there is no target {target!r}", where="--target", fix=f"one of {', '.join(TARGETS)}"
         )
-    checks = [Check("rewright", None, __version__), *examine(Path.cwd())]
+    checks = _checks()
     if json_output:
-        output.result(json.dumps([{"name": c.name, "ok": c.ok, "text": c.text} for c in checks], indent=1))
+        output.result(json.dumps([check.to_json() for check in checks], indent=1))
     else:
         width = max(len(c.name) for c in checks)
         for c in checks:
             mark = {True: "ok", False: "no", None: ""}[c.ok]
             output.result(f"{c.name:<{width}}  {mark:<2}  {c.text}")
-    if target == "sm80" and (refusal := card_refusal()):
-        raise refusal
+            if c.fix is not None:
+                output.result(f"{'':<{width}}      -> {c.fix}")
+    for c in checks:
+        if c.name == f"target {target}" and c.ok is False:
+            raise MachineError(c.text, where=c.name, fix=c.fix)
+
+
+def _checks() -> list[Check]:
+    """All findings; of an install whose native part cannot be loaded, that no target runs."""
+    from rewright import __version__
+    from rewright.codegen.targets import TARGETS
+    from rewright.runtime.check import Check
+
+    checks = [Check("rewright", None, __version__)]
+    try:
+        from rewright.runtime import machine
+    except ImportError as e:
+        fix = "install Rewright again, for this Python"
+        broken = [Check(f"target {name}", False, f"cannot be loaded ({e})", fix) for name in TARGETS]
+        return [*checks, *broken]
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:  # it was removed; what it was called is all the same
+        folder = Path(".")
+    return [*checks, *machine.examine(folder)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -97,7 +98,11 @@ def card_refusal() -> MachineError | None:
             "too old for it, or sees none",
             f"see what nvidia-smi says; CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES')!r}",
         )
-    card = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return unfit(torch.cuda.get_device_properties(torch.cuda.current_device()))
+
+
+def unfit(card: Any) -> MachineError | None:
+    """Why the kernels do not run on a card with these properties of torch's; None where they do."""
     if (card.major, card.minor) < CAPABILITY:
         return _refused(f"{card.name} is SM{card.major}{card.minor}; the kernels need SM80 or newer", _HOST)
     shared = int(getattr(card, "shared_memory_per_block_optin", SHARED_BYTES))

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from rewright.runtime import _native
 from rewright.runtime.card import EMULATE, card_refusal, emulating, kernel_files
-from rewright.runtime.memory import total_bytes
+from rewright.runtime.check import Check
+from rewright.runtime.machine_cards import card_checks, driver_check
+from rewright.runtime.machine_disk import disk_checks
+from rewright.runtime.machine_kernels import kernel_checks, nvcc_check
+from rewright.runtime.memory import available_bytes, total_bytes
+from rewright.runtime.processor import processor_name
 from rewright.runtime.threads import thread_count
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding: `ok` True works, False does not, None is merely told."""
-
-    name: str
-    ok: bool | None
-    text: str
-
-
 def examine(folder: Path) -> list[Check]:
-    """Look at Python, torch, processor, memory, the disk of `folder`, driver, cards, kernels and targets."""
+    """Look at Python, torch, processor, memory, disk of `folder`, driver, cards, kernels, nvcc and targets.
+
+    Something that is missing is a finding, never an error.
+    """
+    cores = os.cpu_count() or 1
     features = _native.cpu_features()
     return [
         Check("python", None, platform.python_version()),
@@ -34,61 +32,39 @@ def examine(folder: Path) -> list[Check]:
         Check(
             "processor",
             None,
-            f"{platform.machine()}, {os.cpu_count()} cores, {' '.join(features) or 'no vector units'}",
+            f"{processor_name() or platform.machine()}, {platform.machine()}, {cores} cores, "
+            f"{' '.join(features) or 'no vector units'}",
+            data={"cores": cores, "features": list(features)},
         ),
-        Check("memory", None, f"{total_bytes() / 1e9:.1f} GB"),
-        Check("disk", None, f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free"),
-        _driver(),
-        *_cards(),
+        _memory(),
+        *disk_checks(folder),
+        driver_check(),
+        *card_checks(),
+        *kernel_checks(kernel_files()),
+        nvcc_check(),
         Check(
             "target host",
             True,
             f"runs here: {len(_native.kernels())} kernels, {_native.vector_name()}, "
             f"{thread_count(None)} threads",
         ),
-        *_device(),
+        _target_sm80(),
         Check("reference", True, "runs here: the interpreter over op references (--reference)"),
     ]
 
 
-def _device() -> list[Check]:
-    """The kernels that this build has for a card, and whether they run here."""
-    files = kernel_files()
-    names = ", ".join(path.stem for path in files)
-    compiler = _first_line(files[0].with_name("nvcc.txt")) if files else None
-    made = f" by nvcc {compiler}" if compiler else ""
-    refusal = card_refusal()
+def _memory() -> Check:
+    total, available = total_bytes(), available_bytes()
+    text = f"{total / 1e9:.1f} GB" + (f", {available / 1e9:.1f} available" if available is not None else "")
+    return Check("memory", None, text, data={"bytes": total, "available_bytes": available})
+
+
+def _target_sm80() -> Check:
+    """Whether models of the target run here, and what is refused where they do not."""
+    if refusal := card_refusal():
+        what = f"{refusal.what}; refused: generate, score and bench of its models, --reference apart"
+        return Check("target sm80", False, what, refusal.fix)
     runs = f"runs here: {len(_native.device_kernels())} kernels"
     if emulating():
         runs += f", emulated on this CPU ({EMULATE} is set)"
-    return [
-        Check("kernels sm80", None, f"{len(files)} files{made}: {names}" if files else "none in this build"),
-        Check("target sm80", refusal is None, refusal.what if refusal else runs),
-    ]
-
-
-def _first_line(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8").split("\n")[0] if path.is_file() else None
-
-
-def _driver() -> Check:
-    text = _first_line(Path("/proc/driver/nvidia/version"))
-    return Check("driver", None, "none" if text is None else text.removeprefix("NVRM version: "))
-
-
-def _cards() -> list[Check]:
-    if not torch.cuda.is_available():
-        why = "torch is a CPU build" if torch.version.cuda is None else "no usable driver or card"
-        return [Check("gpu", None, f"none ({why})")]
-    cards = []
-    for i in range(torch.cuda.device_count()):
-        p = torch.cuda.get_device_properties(i)
-        cards.append(
-            Check(
-                f"gpu {i}",
-                None,
-                f"{p.name}, SM{p.major}{p.minor}, {p.multi_processor_count} multiprocessors, "
-                f"{p.total_memory / 1e9:.1f} GB",
-            )
-        )
-    return cards
+    return Check("target sm80", True, runs)

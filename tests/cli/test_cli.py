@@ -697,20 +697,3 @@ class TestScore:
             done = cli("score", compiled_tiny, "--ids", cases, "--logits", target)
             assert (done.code, done.stdout) == (4, "")
         assert sorted(p.name for p in tmp_path.iterdir()) == ["c.json", "folder"]
-
-
-class TestDoctor:
-    def test_lines(self, cli: Cli) -> None:
-        code, stdout, stderr = cli("doctor")
-        assert (code, stderr) == (0, "")
-        words = [line.split() for line in stdout.splitlines()]
-        assert words[0] == ["rewright", __version__]
-        assert ["target", "host", "ok"] in [w[:3] for w in words]
-        assert ["target", "sm80"] in [w[:2] for w in words]
-
-    def test_json(self, cli: Cli) -> None:
-        checks = json.loads(cli("doctor", "--json").stdout)
-        assert all(set(check) == {"name", "ok", "text"} for check in checks)
-        found = {check["name"]: check["ok"] for check in checks}
-        assert found.items() >= {"rewright": None, "reference": True, "target host": True}.items()
-        assert {"python", "torch", "processor", "memory", "disk"} < found.keys()
