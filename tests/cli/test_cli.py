@@ -25,22 +25,6 @@ from rewright.ir.printer import print_graph
 from rewright.passes.pipelines import REACHABLE, pass_names
 from rewright.runtime import load, machine, memory
 
-COMMANDS = [
-    (),
-    ("compile-model",),
-    ("graph",),
-    ("graph", "dump"),
-    ("graph", "diff"),
-    ("graph", "traffic"),
-    ("explain",),
-    ("passes",),
-    ("passes", "list"),
-    ("passes", "show"),
-    ("reproduce",),
-    ("generate",),
-    ("score",),
-    ("doctor",),
-]
 BOS = "<｜begin▁of▁sentence｜>"
 SUM = "What is 17 + 25?"
 SUM_PROMPT = f"{BOS}<｜User｜>{SUM}<｜Assistant｜></think>"
@@ -60,14 +44,6 @@ def written(path: Path, value: object) -> Path:
 
 
 class TestUse:
-    @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-    def test_help_has_an_example(self, cli: Cli, command: tuple[str, ...]) -> None:
-        done = cli(*command, "--help")
-        assert done.code == 0
-        assert done.stdout.startswith(f"Usage: {' '.join(('rewright', *command))} ")
-        assert "Example" in done.stdout
-        assert done.stderr == ""
-
     def test_help_of_compile_model_alone(self, cli: Cli) -> None:
         done = cli("--help", program="compile-model")
         assert done.code == 0
