@@ -235,4 +235,4 @@ def _brief(value: Any) -> str:
         return ", ".join(f"{key} {_brief(item)}" for key, item in value.items())
     if isinstance(value, str) and len(value) == 64 and all(c in "0123456789abcdef" for c in value):
         return value[:12]
-    return "none" if value is None else str(value)
+    return "none" if value in (None, "") else str(value)

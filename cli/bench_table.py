@@ -47,8 +47,8 @@ def render_markdown(record: Mapping[str, Any], measured: Mapping[str, Sequence[R
 
     Args:
         record: what JSON has of the run.
-        measured: results by what ran; the first is ours. Peers of a card run on the host, whose memory was
-            not measured: their share of it is left out.
+        measured: results by what ran; the first is ours. The bytes of peers are not known, only ours are
+            counted: their columns stay empty.
     """
     ours, ceiling = record["target"], record["read_bytes_per_second"]
     own = {r.case: r for r in measured[ours]}
@@ -58,12 +58,8 @@ def render_markdown(record: Mapping[str, Any], measured: Mapping[str, Sequence[R
     rows = []
     for name, results in measured.items():
         for r in results:
-            share = f"{r.bytes_per_second / ceiling:.1%}" if ours in ("host", name) else ""
-            row = [
-                *(model, size, name, r.case.name),
-                *(f"{r.tokens_per_second:,.1f}", f"{r.spread:.0%}", f"{r.bytes_per_token / 1e6:,.2f}"),
-                *(f"{r.bytes_per_second / 1e9:,.2f}", share),
-            ]
+            row = [model, size, name, r.case.name, f"{r.tokens_per_second:,.1f}", f"{r.spread:.0%}"]
+            row += _moved(r, ceiling) if name == ours else [""] * 3
             if len(measured) > 1:
                 ratio = own[r.case].tokens_per_second / r.tokens_per_second
                 row.append("" if name == ours else f"{ratio:,.1f}x")
@@ -90,11 +86,10 @@ def render_csv(record: Mapping[str, Any], pairs: Sequence[Pair] | None) -> None:
     for name, results in record["results"].items():
         for r in results:
             line = {**head, "runs_on": name, **r, "seconds": json.dumps(r["seconds"])}
-            comparable = record["target"] in ("host", name)
-            share = r["bytes_per_second"] / record["read_bytes_per_second"] if comparable else ""
-            line["share_of_ceiling"] = share
+            own = name == record["target"]  # the bytes are those of our ops, not of a peer's
+            line["share_of_ceiling"] = r["bytes_per_second"] / record["read_bytes_per_second"] if own else ""
             if pairs is not None:
-                pair = compared.get(r["case"]) if name == record["target"] else None
+                pair = compared.get(r["case"]) if own else None
                 line["old_tokens_per_second"] = pair.old.tokens_per_second if pair else ""
                 line["ratio"] = pair.ratio if pair else ""
             lines.append(line)
@@ -103,6 +98,12 @@ def render_csv(record: Mapping[str, Any], pairs: Sequence[Pair] | None) -> None:
     writer.writeheader()
     writer.writerows(lines)
     output.result(text.getvalue(), end="")
+
+
+def _moved(r: Result, ceiling: float) -> list[str]:
+    """Bytes of a token, bytes of a second, and their share of the ceiling."""
+    rate = r.bytes_per_second
+    return [f"{r.bytes_per_token / 1e6:,.2f}", f"{rate / 1e9:,.2f}", f"{rate / ceiling:.1%}"]
 
 
 def _size(nbytes: int) -> str:

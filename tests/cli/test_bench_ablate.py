@@ -125,8 +125,11 @@ def test_a_plan_without_a_kernel_is_a_row_that_says_so(
     [
         (("OUT",), "--random-weights CONFIG --ablate"),
         (("--random-weights", "CONFIG", "-n", 0), "no decode step"),
-        (("--random-weights", "CONFIG", "--stages"), "neither --stages nor --trace"),
-        (("--random-weights", "CONFIG", "--trace", "x.json"), "neither --stages nor --trace"),
+        (("--random-weights", "CONFIG", "--stages"), "does not go with --stages"),
+        (("--random-weights", "CONFIG", "--trace", "x.json"), "does not go with --trace"),
+        (("--random-weights", "CONFIG", "--compare", "x.json"), "does not go with --compare"),
+        (("--random-weights", "CONFIG", "--plot", "x.png"), "does not go with --plot"),
+        (("--random-weights", "CONFIG", "--format", "csv"), "tables of their own"),
     ],
 )
 def test_wrong_use_is_2(cli: Callable, compiled_tiny: Path, tiny_v4: Path, options: tuple, says: str) -> None:

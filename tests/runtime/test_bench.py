@@ -125,6 +125,11 @@ def test_peers_run_the_same_cases_alone(cli: Callable, compiled_tiny: Path) -> N
     assert set(results) == {"host", "reference", "torch bf16 eager"}
     for name in ("reference", "torch bf16 eager"):
         assert [r["case"] for r in results[name]] == ["pp8", "tg1@8"]
+    table = cli("bench", compiled_tiny, *options[:-1]).stdout.split("\n\n")[0]
+    for line in table.splitlines()[2:]:
+        name, *_, rate, _, nbytes, _, share, ratio = [cell.strip() for cell in line.split("|")[3:-1]]
+        assert float(rate.replace(",", "")) > 0
+        assert bool(nbytes) == bool(share) == (not ratio) == (name == "host")
 
 
 @pytest.mark.parametrize("options", [("-r", 0), ("-p", "x"), ("-b", "1,"), ("-p", 5000)])
