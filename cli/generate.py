@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rewright.runtime.engine import Engine
     from rewright.runtime.generate import GenerateOptions
     from rewright.runtime.load import Artifact
+    from rewright.runtime.repetition import Loop
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Compiled model.")]
 _MODES = "-p TEXT, --chat TEXT or --messages FILE"
@@ -48,6 +49,9 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Probability mass to draw from.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the random numbers; random if not given.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end token.")] = False,
+    stop_on_repetition: Annotated[
+        bool, typer.Option("--stop-on-repetition", help="End a completion that repeats itself.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Print the encoded prompt and stop.")
@@ -90,7 +94,7 @@ def generate(
         temperature, float(defaults.get("top_p", 1.0)) if top_p is None else top_p, seed
     )
     stop = frozenset() if ignore_eos else artifact.eos
-    options = GenerateOptions(sampling, max_new_tokens, stop)
+    options = GenerateOptions(sampling, max_new_tokens, stop, stop_on_repetition)
     # A prompt that cannot be used is refused before the model is mapped.
     prompts = [artifact.tokenizer().encode(text) for text in texts]
     engine = open_engine(artifact, reference=reference, threads=threads)
@@ -149,11 +153,13 @@ def _run(
     pieces: list[list[str]] = [[] for _ in prompts]
     produced: list[list[int]] = [[] for _ in prompts]
     finishes = [""] * len(prompts)
+    loops: list[Loop | None] = [None] * len(prompts)
     streaming = len(prompts) == 1 and not as_json
     begin = time.monotonic()
     for event in complete(engine, prompts, options):
         at = event.request
         text = ""
+        loops[at] = loops[at] or event.loop
         if event.token is not None:
             produced[at].append(event.token)
             text = streams[at].push(event.token)
@@ -173,17 +179,34 @@ def _run(
                 "finish": finishes[i],
                 "prompt_tokens": len(ids),
                 "seed": options.sampling.seed,
+                "repetition": _repetition(loops[i], len(ids)),
                 **_message(text, thinking),
             }
             output.result(json.dumps(record, ensure_ascii=False))
         elif not streaming:
             output.result(f"--- {i + 1}\n{text}")
+        # Behind the text, which may be on the same screen.
+        _warn_of_loop(loops[i], f"prompt {i + 1}", len(ids), finishes[i])
     count = sum(map(len, produced))
     ends = ", ".join(finishes)
     seed = f"; seed {options.sampling.seed}" if options.sampling.temperature else ""
     output.note(
         f"finish: {ends}; {sum(map(len, prompts))} prompt and {count} new tokens in {seconds:.1f} s{seed}"
     )
+
+
+def _repetition(loop: Loop | None, before: int) -> dict[str, int] | None:
+    """Where a completion behind `before` prompt tokens became a loop: the position in the whole sequence."""
+    return None if loop is None else {"position": before + loop.begin, "unit": loop.unit}
+
+
+def _warn_of_loop(loop: Loop | None, name: str, before: int, finish: str) -> None:
+    if loop is not None:
+        more = "" if finish == "repetition" else "; --stop-on-repetition ends it there"
+        output.note(
+            f"warning: {name}: the text repeats every {loop.unit} tokens from position "
+            f"{before + loop.begin} on{more}"
+        )
 
 
 def _message(text: str, thinking: bool | None) -> dict[str, Any]:

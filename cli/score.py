@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,6 +61,11 @@ def _score_text(engine: Engine, path: Path, as_json: bool) -> None:
     with output.ProgressBar() as bar:
         totals = score_texts(engine, texts, bar.counter("scoring", len(texts)))
     totals[TOTAL] = _sum(totals.values())
+    for found in totals[TOTAL].repetitions:
+        output.note(
+            f"warning: {found.where}: the most likely tokens repeat every {found.unit} tokens from position "
+            f"{found.position} on"
+        )
     if as_json:
         output.result(
             json.dumps(
@@ -69,6 +75,7 @@ def _score_text(engine: Engine, path: Path, as_json: bool) -> None:
                         "tokens": t.tokens,
                         "nll": t.mean_nll,
                         "perplexity": t.perplexity,
+                        "repetitions": [asdict(r) for r in t.repetitions],
                     }
                     for kind, t in totals.items()
                 }
@@ -91,6 +98,7 @@ def _sum(totals: Iterable[KindScore]) -> KindScore:
         total.texts += part.texts
         total.tokens += part.tokens
         total.nll += part.nll
+        total.repetitions += part.repetitions
     return total
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rewright.ir.errors import CompilerBug
+from rewright.runtime.logit_check import place
 from rewright.runtime.sampling import SamplingOptions, bad_logits
 
 AHEAD = 4
@@ -24,6 +25,7 @@ class Start:
         most: tokens that it may draw, at least 1.
         sampling: how they are drawn.
         draw: draws that its request has made before.
+        name: what an error calls the sequence; its slot if not given.
     """
 
     token: int
@@ -32,6 +34,7 @@ class Start:
     most: int
     sampling: SamplingOptions
     draw: int = 0
+    name: str = ""
 
 
 class DecodeLoop:
@@ -93,13 +96,16 @@ class DecodeLoop:
         at = self._taken
         self._taken += 1
         drawn: dict[int, int] = {}
+        broken: tuple[int, Start] | None = None
         for row, start in list(self._running.items()):
             token = self._read(at, row)
             self._advance(start.slot)
+            if token < 0 and broken is None:
+                broken = token, start
             if token < 0 or token in self._stop or at + 1 == start.most:
                 del self._running[row]
             drawn[start.slot] = token
-        for token in drawn.values():
-            if token < 0:
-                raise bad_logits(token)
+        if broken is not None:  # every sequence has been counted first
+            code, start = broken
+            raise bad_logits(code, place(start.name or f"slot {start.slot}", start.pos + at + 1))
         return drawn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,8 +15,22 @@ from rewright.runtime.decode_loop import DecodeLoop, Start
 from rewright.runtime.device import DeviceModel
 from rewright.runtime.host import HostModel
 from rewright.runtime.load import Artifact
+from rewright.runtime.logit_check import require_likelihoods
 from rewright.runtime.model import Model, Row
 from rewright.runtime.reference import ReferenceModel
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a model makes of the tokens of a sequence behind the first, n of them.
+
+    Attributes:
+        nll: f32[n], negative log-likelihood of each given those before it, natural log.
+        predicted: i64[n], the most likely token at the place of each.
+    """
+
+    nll: Tensor
+    predicted: Tensor
 
 
 class Engine:
@@ -112,21 +127,38 @@ class Engine:
     def _advance(self, slot: int) -> None:
         self._length[slot] += 1
 
-    def score(self, slot: int, ids: Sequence[int]) -> Tensor:
+    def score(self, slot: int, ids: Sequence[int], name: str = "sequence") -> Tensor:
         """Negative log-likelihood of each token given those before it: f32[len(ids) - 1], natural log.
 
         Starts the slot's sequence over.
+
+        Raises:
+            MachineError: logits that are no numbers, with the position of the token that they are for.
+        """
+        return self.predict(slot, ids, name).nll
+
+    def predict(self, slot: int, ids: Sequence[int], name: str = "sequence") -> Scored:
+        """As `score`, with the most likely tokens too.
+
+        Args:
+            name: what an error calls the sequence.
         """
         self.reset(slot)
         self.check(ids, 0)
-        parts = []
+        parts: list[Tensor] = []
+        predicted: list[Tensor] = []
         for chunk in self._chunks(ids[:-1]):
             start = self._length[slot]
-            logits = self.model.step([Row(chunk, start, slot)], all_positions=True)[0]
+            logits = self.model.step([Row(chunk, start, slot)], all_positions=True)[0].cpu()
             target = torch.tensor(ids[start + 1 : start + 1 + len(chunk)])
-            parts.append(torch.nn.functional.cross_entropy(logits.cpu(), target, reduction="none"))
+            nll = torch.nn.functional.cross_entropy(logits, target, reduction="none")
+            require_likelihoods(nll, logits, name, start + 1)
+            parts.append(nll)
+            predicted.append(logits.argmax(-1))
             self._length[slot] += len(chunk)
-        return torch.cat(parts) if parts else torch.empty(0)
+        if not parts:
+            return Scored(torch.empty(0), torch.empty(0, dtype=torch.int64))
+        return Scored(torch.cat(parts), torch.cat(predicted))
 
     def _chunks(self, ids: Sequence[int]) -> list[Sequence[int]]:
         size = self.limits.chunk

@@ -12,21 +12,25 @@ from torch import Tensor
 from rewright.ir.errors import BadInput
 from rewright.runtime.decode_loop import Start
 from rewright.runtime.engine import Engine
+from rewright.runtime.logit_check import place
+from rewright.runtime.repetition import Loop, LoopWatch
 from rewright.runtime.sampling import Sampler, SamplingOptions
 
-Finish = Literal["eos", "length"]
+Finish = Literal["eos", "length", "repetition"]
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
     """One generated token of request `request`; `finish` is set on its last event.
 
-    `token` is None where a request ends without one (nothing fits after the prompt).
+    `token` is None where a request ends without one (nothing fits after the prompt). `loop` is set once, on
+    the token that makes the completion a loop; its places count from the first generated token.
     """
 
     request: int
     token: int | None
     finish: Finish | None
+    loop: Loop | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,13 @@ class GenerateOptions:
     Attributes:
         max_new_tokens: None goes on to the compiled context.
         stop: token ids that end a completion (and are not part of it).
+        stop_on_repetition: end a completion that has become a loop; what made it one is part of it.
     """
 
     sampling: SamplingOptions
     max_new_tokens: int | None = None
     stop: frozenset[int] = frozenset()
+    stop_on_repetition: bool = False
 
 
 @dataclass(slots=True)
@@ -50,6 +56,11 @@ class _Sequence:
     sampler: Sampler
     produced: int = 0
     pending: int = field(default=-1)  # the token to feed next
+    watch: LoopWatch | None = field(default_factory=LoopWatch)  # None: a loop has been found
+
+    @property
+    def name(self) -> str:
+        return f"prompt {self.request + 1}"
 
 
 def generate(engine: Engine, prompts: Sequence[Sequence[int]], options: GenerateOptions) -> Iterator[Token]:
@@ -95,31 +106,35 @@ def _advance(
     free: list[int],
 ) -> Iterator[Token]:
     """Choose a token; the sequence goes on in `active`, or ends and gives its slot back."""
-    token: int | None = None
-    finish: Finish | None = None
+    chosen = -1
     if options.max_new_tokens == sequence.produced:
-        finish = "length"
+        event = Token(sequence.request, None, "length")
     else:
-        token = sequence.sampler.choose(logits)
-        token, finish = _produced(engine, sequence, token, options)
-    yield Token(sequence.request, token, finish)
-    if finish is None:
-        assert token is not None
-        sequence.pending = token
+        chosen = sequence.sampler.choose(logits, place(sequence.name, engine.length(sequence.slot)))
+        event = _produced(engine, sequence, chosen, options)
+    yield event
+    if event.finish is None:
+        sequence.pending = chosen
         active.append(sequence)
     else:
         free.append(sequence.slot)
 
 
-def _produced(
-    engine: Engine, sequence: _Sequence, token: int, options: GenerateOptions
-) -> tuple[int | None, Finish | None]:
+def _produced(engine: Engine, sequence: _Sequence, token: int, options: GenerateOptions) -> Token:
     """Count a token; what is shown of it, and whether it is the last."""
     sequence.produced += 1
     if token in options.stop:
-        return None, "eos"
+        return Token(sequence.request, None, "eos")
+    loop = sequence.watch.push(token) if sequence.watch is not None else None
+    if loop is not None:
+        sequence.watch = None
+    finish: Finish | None = None
     full = engine.length(sequence.slot) == engine.limits.max_context
-    return token, "length" if full or options.max_new_tokens == sequence.produced else None
+    if loop is not None and options.stop_on_repetition:
+        finish = "repetition"
+    elif full or options.max_new_tokens == sequence.produced:
+        finish = "length"
+    return Token(sequence.request, token, finish, loop)
 
 
 def _run_ahead(
@@ -132,17 +147,19 @@ def _run_ahead(
     try:
         for drawn in loop:
             for slot, drawn_token in drawn.items():
-                sequence = running[slot]
+                sequence = running.get(slot)
+                if sequence is None:  # ended here, not on the card: drawn before that, for nobody
+                    continue
                 sequence.sampler.count()
-                token, finish = _produced(engine, sequence, drawn_token, options)
-                if finish is None:
+                event = _produced(engine, sequence, drawn_token, options)
+                if event.finish is None:
                     sequence.pending = drawn_token
                 else:
                     del running[slot]
                     free.append(slot)
-                    if more:
+                    if more or event.finish == "repetition":
                         loop.end()
-                yield Token(sequence.request, token, finish)
+                yield event
     finally:
         loop.close()
     active.extend(running.values())
@@ -154,4 +171,4 @@ def _start(engine: Engine, sequence: _Sequence, options: GenerateOptions) -> Sta
     if options.max_new_tokens is not None:
         most = min(most, options.max_new_tokens - sequence.produced)
     sampler = sequence.sampler
-    return Start(sequence.pending, length, sequence.slot, most, sampler.options, sampler.draws)
+    return Start(sequence.pending, length, sequence.slot, most, sampler.options, sampler.draws, sequence.name)

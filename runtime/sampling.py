@@ -8,8 +8,7 @@ from torch import Tensor
 
 from rewright.ir.errors import MachineError, UsageError
 from rewright.runtime import _native
-
-_BROKEN = "run it with --reference as well; if that fails too, check the checkpoint's weights"
+from rewright.runtime.logit_check import broken_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,11 @@ class Sampler:
         """Count a draw that was made elsewhere."""
         self._draws += 1
 
-    def choose(self, logits: Tensor) -> int:
+    def choose(self, logits: Tensor, where: str = "sampling") -> int:
         """The next token id from f32[V] logits; equal logits give the lower id.
+
+        Args:
+            where: what an error is about: which token of which sequence.
 
         Raises:
             MachineError: a logit is NaN, or none is finite.
@@ -68,15 +70,11 @@ class Sampler:
         try:
             return _native.sample(values.data_ptr(), values.numel(), o.temperature, o.top_p, o.seed, draw)
         except _native.PlanError as e:
-            raise _broken(str(e)) from e
+            raise broken_logits(str(e), where) from e
 
 
-def bad_logits(code: int) -> MachineError:
+def bad_logits(code: int, where: str) -> MachineError:
     """What is wrong with logits that the card gave this code in place of a token."""
     if code == _native.NONE_FINITE:
-        return _broken("no logit is finite")
-    return _broken(f"the logit of token {_native.NAN_FIRST - code} is NaN")
-
-
-def _broken(what: str) -> MachineError:
-    return MachineError(what, where="sampling", fix=_BROKEN)
+        return broken_logits("no logit is finite", where)
+    return broken_logits(f"the logit of token {_native.NAN_FIRST - code} is NaN", where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,7 +13,10 @@ from torch import Tensor
 
 from rewright.ir.errors import BadInput
 from rewright.runtime.engine import Engine
+from rewright.runtime.logit_check import require_numbers
+from rewright.runtime.repetition import find_own_loop
 from rewright.runtime.strict_json import check_text
+from rewright.runtime.tokenizer import Tokenizer
 
 TOTAL = "all"
 """What the sum over every kind of text is called."""
@@ -31,6 +34,29 @@ class Text:
     where: str
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text as token ids, the begin token first."""
+
+    text: Text
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """A text at which the most likely tokens fall into a loop that the text does not have.
+
+    Attributes:
+        where: the text.
+        position: of the loop's first token in the text, counted from 0, the begin token's.
+        unit: tokens after which it repeats.
+    """
+
+    where: str
+    position: int
+    unit: int
+
+
 @dataclass(slots=True)
 class KindScore:
     """Totals of one kind of text; nll in nats."""
@@ -38,6 +64,7 @@ class KindScore:
     texts: int = 0
     tokens: int = 0
     nll: float = 0.0
+    repetitions: list[Repetition] = field(default_factory=list)
 
     @property
     def mean_nll(self) -> float:
@@ -68,6 +95,29 @@ def load_texts(path: Path) -> list[Text]:
     return texts
 
 
+def encode_texts(tokenizer: Tokenizer, texts: list[Text], *, bos: int, max_context: int) -> list[Encoded]:
+    """Token ids of every text, BOS first.
+
+    Raises:
+        BadInput: a text does not fit the compiled context, or all of them are empty.
+    """
+    encoded = []
+    for text in texts:
+        ids = tokenizer.encode(text.text)
+        if ids[:1] != [bos]:
+            ids = [bos, *ids]
+        if len(ids) > max_context:
+            raise BadInput(
+                f"{len(ids)} tokens do not fit the compiled maximum of {max_context}",
+                where=text.where,
+                fix="split the text, or compile with a larger --max-context",
+            )
+        encoded.append(Encoded(text, ids))
+    if all(len(e.ids) < 2 for e in encoded):
+        raise BadInput("every text is empty", where=texts[0].where, fix=_LINE_FIX)
+    return encoded
+
+
 def score_texts(engine: Engine, texts: list[Text], advance: Callable[[int], None]) -> dict[str, KindScore]:
     """Score every text from an empty context (BOS first) and add up by kind, in order of appearance.
 
@@ -76,29 +126,21 @@ def score_texts(engine: Engine, texts: list[Text], advance: Callable[[int], None
 
     Raises:
         BadInput: a text does not fit the compiled context, or all of them are empty.
+        MachineError: logits that are no numbers; names the text and the position.
     """
-    tokenizer = engine.artifact.tokenizer()
-    encoded = []
-    for text in texts:
-        ids = tokenizer.encode(text.text)
-        if ids[:1] != [engine.artifact.bos]:
-            ids = [engine.artifact.bos, *ids]
-        if len(ids) > engine.limits.max_context:
-            raise BadInput(
-                f"{len(ids)} tokens do not fit the compiled maximum of {engine.limits.max_context}",
-                where=text.where,
-                fix="split the text, or compile with a larger --max-context",
-            )
-        encoded.append((text.kind, ids))
-    if all(len(ids) < 2 for _, ids in encoded):
-        raise BadInput("every text is empty", where=texts[0].where, fix=_LINE_FIX)
+    artifact = engine.artifact
+    encoded = encode_texts(
+        artifact.tokenizer(), texts, bos=artifact.bos, max_context=engine.limits.max_context
+    )
     totals: dict[str, KindScore] = {}
-    for kind, ids in encoded:
-        total = totals.setdefault(kind, KindScore())
-        nll = engine.score(0, ids)
+    for entry in encoded:
+        total = totals.setdefault(entry.text.kind, KindScore())
+        scored = engine.predict(0, entry.ids, entry.text.where)
         total.texts += 1
-        total.tokens += len(nll)
-        total.nll += float(nll.double().sum())
+        total.tokens += len(scored.nll)
+        total.nll += float(scored.nll.double().sum())
+        if (loop := find_own_loop(scored.predicted.tolist(), entry.ids[1:])) is not None:
+            total.repetitions.append(Repetition(entry.text.where, loop.begin + 1, loop.unit))
         advance(1)
     return {kind: total for kind, total in totals.items() if total.tokens}
 
@@ -157,40 +199,54 @@ def score_cases(engine: Engine, cases: dict[str, Case], advance: Callable[[int],
         f32[len(ids) - 1]; `name.greedy` i32[k], EOS not stopping it.
     """
     for name, case in cases.items():  # refuse all bad input before any work
-        engine.check(case.ids, 0, where=f"case {name}")
+        engine.check(case.ids, 0, where=_case_name(name))
         if case.greedy and len(case.ids) + case.greedy - 1 > engine.limits.max_context:
             raise BadInput(
                 f"{len(case.ids)} ids and {case.greedy} more do not fit the compiled maximum of "
                 f"{engine.limits.max_context}",
-                where=f"case {name}",
+                where=_case_name(name),
                 fix="compile with a larger --max-context",
             )
     found: dict[str, Tensor] = {}
     for name, case in cases.items():
         found[f"{name}.ids"] = torch.tensor(case.ids, dtype=torch.int32)
         if case.prefill is not None:
-            found[f"{name}.logits"] = torch.stack(list(_forced(engine, case.ids, case.prefill)))
+            found[f"{name}.logits"] = torch.stack(list(_forced(engine, name, case.ids, case.prefill)))
         if case.nll:
-            found[f"{name}.nll"] = engine.score(0, case.ids)
+            found[f"{name}.nll"] = engine.score(0, case.ids, _case_name(name))
         if case.greedy:
-            found[f"{name}.greedy"] = torch.tensor(_greedy(engine, case.ids, case.greedy), dtype=torch.int32)
+            found[f"{name}.greedy"] = torch.tensor(
+                list(_greedy(engine, name, case.ids, case.greedy)), dtype=torch.int32
+            )
         advance(1)
     return found
 
 
-def _forced(engine: Engine, ids: list[int], prefill: int) -> Iterator[Tensor]:
+def _case_name(name: str) -> str:
+    return f"case {name}"
+
+
+def _forced(engine: Engine, name: str, ids: list[int], prefill: int) -> Iterator[Tensor]:
     engine.reset(0)
-    yield engine.prefill(0, ids[:prefill])
+    yield _numbers(engine, name, engine.prefill(0, ids[:prefill]))
     for token in ids[prefill:]:
-        yield engine.decode({0: token})[0]
+        yield _numbers(engine, name, engine.decode({0: token})[0])
 
 
-def _greedy(engine: Engine, ids: list[int], count: int) -> list[int]:
+def _greedy(engine: Engine, name: str, ids: list[int], count: int) -> Iterator[int]:
     engine.reset(0)
-    tokens = [int(engine.prefill(0, ids).argmax())]
-    while len(tokens) < count:
-        tokens.append(int(engine.decode({0: tokens[-1]})[0].argmax()))
-    return tokens
+    logits = engine.prefill(0, ids)
+    for left in reversed(range(count)):
+        token = int(_numbers(engine, name, logits).argmax())
+        yield token
+        if left:
+            logits = engine.decode({0: token})[0]
+
+
+def _numbers(engine: Engine, name: str, logits: Tensor) -> Tensor:
+    """The logits for the next token of slot 0, refused if they are no numbers."""
+    require_numbers(logits, _case_name(name), engine.length(0))
+    return logits
 
 
 def _read(path: Path) -> str:

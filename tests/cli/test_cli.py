@@ -484,12 +484,13 @@ class TestGenerate:
             "finish": "eos",
             "prompt_tokens": 12,
             "seed": 5,
+            "repetition": None,
             "message": {"role": "assistant", "content": "17 + 25 = 42"},
         }
 
     def test_json_of_a_plain_prompt_has_no_message(self, greedy: Cli) -> None:
         record = json.loads(greedy("-p", "In", "--json", "--max-new-tokens", 2).stdout)
-        assert set(record) == {"text", "tokens", "finish", "prompt_tokens", "seed"}
+        assert set(record) == {"text", "tokens", "finish", "prompt_tokens", "seed", "repetition"}
         assert record["finish"] == "length"
 
     def test_a_completion_that_is_no_message_is_told(
@@ -509,6 +510,22 @@ class TestGenerate:
         done = greedy("--chat", SUM, "--ignore-eos", "--max-new-tokens", 9)
         assert done.stdout.startswith("17 + 25 = 42<｜end▁of▁sentence｜>")
         assert "finish: length; 12 prompt and 9 new tokens" in done.stderr
+
+    def test_a_text_that_repeats_itself(self, greedy: Cli) -> None:
+        """The small model ends in one phrase over and over, which each way of printing tells once."""
+        prompt = ("-p", "In the beginning God created", "--max-new-tokens", 320)
+        done = greedy(*prompt)
+        warning = "warning: prompt 1: the text repeats every 6 tokens from position 247 on"
+        assert done.stderr.count("warning") == 1
+        assert f"{warning}; --stop-on-repetition ends it there\nfinish: length" in done.stderr
+        record = json.loads(greedy(*prompt, "--json").stdout)
+        assert (record["finish"], record["repetition"]) == ("length", {"position": 247, "unit": 6})
+        begin = 247 - record["prompt_tokens"]
+        looped = record["tokens"][begin : begin + 32]
+        assert looped[6:] == looped[:-6]
+        stopped = greedy(*prompt, "--stop-on-repetition")
+        assert f"{warning}\nfinish: repetition; 6 prompt and {begin + 32} new tokens" in stopped.stderr
+        assert done.stdout.startswith(stopped.stdout.rstrip("\n"))
 
     def test_no_new_tokens(self, greedy: Cli) -> None:
         done = greedy("-p", "In", "--max-new-tokens", 0)
@@ -643,7 +660,8 @@ class TestScore:
 
         value = json.loads(cli("score", compiled_tiny, "--text", file, "--json").stdout)
         assert list(value) == ["prose", "code", "all"]
-        assert set(value["all"]) == {"texts", "tokens", "nll", "perplexity"}
+        assert set(value["all"]) == {"texts", "tokens", "nll", "perplexity", "repetitions"}
+        assert value["all"]["repetitions"] == []
         assert value["all"]["tokens"] == value["prose"]["tokens"] + value["code"]["tokens"]
         for row in table[1:]:
             assert row[1:3] == [str(value[row[0]]["texts"]), str(value[row[0]]["tokens"])]

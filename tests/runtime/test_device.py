@@ -147,6 +147,30 @@ def test_generation_is_the_same_where_the_host_draws(
         assert ours.length(0) == theirs.length(0)
 
 
+@pytest.mark.parametrize(("stop_on_repetition", "count"), [(True, 32), (False, 50)])
+def test_a_loop_is_found_where_the_host_draws_or_not(
+    artifact: Artifact, opened: Card, stop_on_repetition: bool, count: int
+) -> None:
+    """One sequence alone gets the same token over and over."""
+    model = DeviceModel(artifact, opened)
+    options = GenerateOptions(GREEDY, 50, stop_on_repetition=stop_on_repetition)
+    for engine in (Engine(artifact, model=model), Engine(artifact, model=WithoutLoop(model))):
+        (found,) = events(engine, [[1]], options).values()
+        assert [at for at, e in enumerate(found) if e.loop] == [31]
+        assert (len(found), found[-1].finish) == (count, "repetition" if stop_on_repetition else "length")
+
+
+def test_sequences_end_in_loops_one_by_one(engine: Engine) -> None:
+    """Three at a time, two that wait: what was drawn for one that had ended is dropped, the others go on.
+    The token depends on the place in the batch, so it changes for those behind one that ends."""
+    options = GenerateOptions(GREEDY, 200, stop_on_repetition=True)
+    found = events(engine, [[1], [2] * 9, [3] * 17, [4], [5]], options)
+    for each in found.values():
+        assert each[-1].finish == "repetition"
+        assert [at for at, e in enumerate(each) if e.loop or e.finish] == [len(each) - 1]
+        assert len({e.token for e in each[-32:]}) == 1
+
+
 def test_prompts_wait_for_slots(engine: Engine) -> None:
     prompts = [[1] * n for n in (1, 9, 3, 200, 17)]
     found = events(engine, prompts, GenerateOptions(GREEDY, 12))
@@ -166,8 +190,11 @@ def test_logits_that_are_no_numbers_are_named(tmp_path: Path, opened: Card) -> N
     artifact = constant_artifact(tmp_path, seed=-1)
     engine = Engine(artifact, model=DeviceModel(artifact, opened))
     engine.prefill(0, [1])
-    with pytest.raises(MachineError, match="logit of token 0 is NaN"):
+    with pytest.raises(MachineError, match=r"^slot 0, position 2: the logit of token 0 is NaN"):
         list(engine.decode_loop([Start(1, 1, 0, 4, GREEDY)]))
+    engine.prefill(1, [1, 1])
+    with pytest.raises(MachineError, match=r"^prompt 5, position 3: the logit of token 0 is NaN"):
+        list(engine.decode_loop([Start(1, 2, 1, 4, GREEDY, name="prompt 5")]))
 
 
 def test_a_benchmark_decodes_ahead(engine: Engine) -> None:

@@ -14,6 +14,7 @@ from rewright.ir.errors import BadInput
 from rewright.ir.variant import Limits
 from rewright.runtime.engine import Engine
 from rewright.runtime.generate import GenerateOptions, Token, generate
+from rewright.runtime.repetition import Loop
 from rewright.runtime.sampling import SamplingOptions
 
 VOCABULARY = 64
@@ -61,8 +62,10 @@ def run(
     count: int | None = None,
     stop: Sequence[int] = (),
     engine: CountingEngine | None = None,
+    *,
+    stop_on_repetition: bool = False,
 ) -> list[tuple[int, int | None, str | None]]:
-    options = GenerateOptions(SamplingOptions(temperature=0), count, frozenset(stop))
+    options = GenerateOptions(SamplingOptions(temperature=0), count, frozenset(stop), stop_on_repetition)
     events = generate(cast(Engine, engine or CountingEngine()), prompts, options)
     return [(e.request, e.token, e.finish) for e in events]
 
@@ -134,6 +137,43 @@ def test_every_request_finishes_once() -> None:
     assert sorted(ends) == list(range(7))
     last = {request: at for at, (request, _, _) in enumerate(events)}
     assert all(events[at][2] for at in last.values())
+
+
+@dataclass
+class CirclingEngine(CountingEngine):
+    """Counts to 9 and begins again at 5."""
+
+    limits: Limits = field(default_factory=lambda: Limits(128, 2, 8))
+
+    @staticmethod
+    def _after(token: int) -> Tensor:
+        return CountingEngine._after(4 if token == 9 else token)
+
+
+def test_a_loop_is_told_once_where_it_became_one() -> None:
+    options = GenerateOptions(SamplingOptions(temperature=0), 60)
+    events = list(generate(cast(Engine, CirclingEngine()), [[2]], options))
+    # 3 and 4, then 5 to 9 over and over: 32 tokens of it are a loop.
+    assert [(at, e.loop) for at, e in enumerate(events) if e.loop] == [(33, Loop(2, 34, 5))]
+    assert (len(events), events[-1].finish) == (60, "length")
+
+
+def test_a_loop_can_end_a_completion_and_the_others_go_on() -> None:
+    events = run([[2], [20], [3]], 36, engine=CirclingEngine(), stop_on_repetition=True)
+    by_request = [[e[1:] for e in events if e[0] == i] for i in range(3)]
+    assert [len(e) for e in by_request] == [34, 36, 33]
+    assert [e[-1][1] for e in by_request] == ["repetition", "length", "repetition"]
+    assert by_request[0][-1][0] == 6  # the token that makes it a loop is shown
+
+
+def test_a_loop_that_ends_with_the_length_is_a_repetition_only_if_asked_for() -> None:
+    assert run([[2]], 34, engine=CirclingEngine())[-1] == (0, 6, "length")
+    assert run([[2]], 34, engine=CirclingEngine(), stop_on_repetition=True)[-1] == (0, 6, "repetition")
+    assert run([[2]], 33, engine=CirclingEngine(), stop_on_repetition=True)[-1] == (0, 5, "length")
+
+
+def test_a_loop_in_the_prompt_is_not_the_models() -> None:
+    assert run([[7] * 64 + [10]], 8, engine=CirclingEngine(), stop_on_repetition=True)[-1][2] == "length"
 
 
 def test_no_prompts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,18 @@ import torch
 import rewright
 from rewright.ir.errors import BadInput
 from rewright.runtime.engine import Engine
-from rewright.runtime.score import Case, KindScore, Text, load_cases, load_texts, score_cases, score_texts
+from rewright.runtime.model import Row
+from rewright.runtime.repetition import find_loop
+from rewright.runtime.score import (
+    Case,
+    KindScore,
+    Repetition,
+    Text,
+    load_cases,
+    load_texts,
+    score_cases,
+    score_texts,
+)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +130,35 @@ class TestTexts:
             score_texts(engine, texts, counted.append)
         assert caught.value.where == "line 2"
         assert counted == []
+
+    def test_predictions_that_fall_into_a_loop_are_told(self, engine: Engine) -> None:
+        """Whatever it is fed, this model predicts one token, which one of the texts has all through."""
+        tokenizer = engine.artifact.tokenizer()
+        words = " ".join(f"{n} sheep" for n in range(40))
+        one = tokenizer.encode(" sheep")[-1]
+
+        class Stuck:
+            def step(self, rows: Sequence[Row], *, all_positions: bool = False) -> torch.Tensor:
+                assert all_positions
+                logits = torch.zeros(len(rows), len(rows[0].tokens), engine.vocab_size)
+                logits[..., one] = 1
+                return logits
+
+        stuck = Engine(engine.artifact, model=Stuck())
+        own = tokenizer.decode([one] * 60)
+        assert tokenizer.encode(own) == [one] * 60
+        texts = [Text("a", words, "line 1"), Text("a", "short", "line 2"), Text("b", own, "line 3")]
+        found = score_texts(stuck, texts, nothing)
+        assert found["a"].repetitions == [Repetition("line 1", 1, 1)]
+        assert found["b"].repetitions == []
+
+    @pytest.mark.parametrize("name", ["evaluation", "calibration"])
+    def test_no_loop_in_the_texts_of_the_example(self, engine: Engine, tiny_v4: Path, name: str) -> None:
+        """They have refrains, tables and ruled lines. Prose only: the others take longer."""
+        texts = [t for t in load_texts(tiny_v4 / "text" / f"{name}.jsonl") if t.kind == "prose"]
+        assert score_texts(engine, texts, nothing)["prose"].repetitions == []
+        for text in texts:
+            assert find_loop(engine.artifact.tokenizer().encode(text.text)) is None
 
     def test_mean_over_tokens(self) -> None:
         assert KindScore(2, 4, 8.0).mean_nll == 2
