@@ -64,6 +64,18 @@ Target = Annotated[
         help="Kernels that execute it: host (this processor), sm80 (A100, A800), or auto for what runs here."
     ),
 ]
+MaxNllLoss = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        help="Refuse the model if it predicts the texts of --text worse than the checkpoint without rounding "
+        "by more than X nats a token.",
+    ),
+]
+QualityText = Annotated[
+    Path | None,
+    typer.Option("--text", metavar="FILE", help='JSONL file of {"kind": ..., "text": ...} lines.'),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes and write no model.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing compiled model.")]
 
@@ -83,6 +95,8 @@ def compile_model(
     explain: Explain = False,
     dump_dir: DumpDir = None,
     timings: Timings = None,
+    max_nll_loss: MaxNllLoss = None,
+    text: QualityText = None,
     dry_run: DryRun = False,
     force: Force = False,
     target: Target = "auto",
@@ -95,6 +109,8 @@ def compile_model(
 
       compile-model examples/tiny-v4 -o out --explain --no-pass fuse_norm_quant
 
+      compile-model examples/tiny-v4 -o out --max-nll-loss 0.01 --text examples/tiny-v4/text/evaluation.jsonl
+
       compile-model examples/configs/v4-flash.json --dry-run --explain
     """
     from rewright.compiler import CompileOptions
@@ -102,8 +118,11 @@ def compile_model(
     from rewright.frontend.numerics import parse_numerics
     from rewright.passes.facts import parse_fold_wo
     from rewright.passes.manager import PassOptions
+    from rewright.quality_gate import QualityLimit
 
     begin = time.monotonic()
+    if (max_nll_loss is None) != (text is None):
+        raise UsageError("--max-nll-loss and --text go together", where="compile-model")
     options = CompileOptions(
         parse_numerics(numerics),
         max_context,
@@ -112,8 +131,11 @@ def compile_model(
         parse_fold_wo(fold_wo),
         PassOptions.of(passes, tuple(no_pass or ()), to, verify),
         target,
+        None if max_nll_loss is None or text is None else QualityLimit(max_nll_loss, text),
     )
     if dry_run:
+        if options.quality is not None:
+            raise UsageError("--max-nll-loss goes with -o", where="--dry-run", fix="leave it out")
         if timings is not None or dump_dir is not None:
             raise UsageError("--timings and --dump-dir go with -o", where="--dry-run", fix="leave them out")
         _print_sizes(ckpt, options, explain)
@@ -131,6 +153,11 @@ def compile_model(
     output.notes(done.notes)
     if explain:
         _explain(done.reports)
+    if (quality := done.quality) is not None:
+        output.note(
+            f"quality: {quality.loss:.4g} nats a token lost, {max_nll_loss:g} are allowed ({quality.nll:.4f} "
+            f"instead of {quality.reference:.4f} over {quality.tokens:,} tokens)"
+        )
     if timings is not None:
         _write_timings(timings, done, time.monotonic() - begin)
     output.note(f"compiled for target {done.target} in {time.monotonic() - begin:.1f} s")

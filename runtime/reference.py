@@ -20,6 +20,10 @@ class ReferenceModel:
 
     Variants are parsed when first used. The state is shared by them all: its types depend on the
     compiled limits only.
+
+    Attributes:
+        state: every state tensor by name.
+        observe: called with the name and tensor of every op result of every step, while it is set.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class ReferenceModel:
         self._artifact = artifact
         self._graph_of = graph_of or artifact.graph
         self._weights = artifact.weights_by_row() if weights is None else weights
+        self.observe: Callable[[str, Tensor], None] | None = None
         self._interpreters: dict[Variant, Interpreter] = {}
         graph = self._interpreter(min(artifact.manifest.variants)).graph
         require_memory(sum(type_of_value(n).nbytes for n in graph.of_kind("state")), "the state")
@@ -61,7 +66,7 @@ class ReferenceModel:
         }
         batch_one = [v for v in self._artifact.manifest.variants if v.batch == 1]
         variant = choose_variant(batch_one, 1, len(row.tokens), row.pos + len(row.tokens), all_positions)
-        return self._interpreter(variant).run(inputs, self.state)["logits"]
+        return self._interpreter(variant).run(inputs, self.state, observe=self.observe)["logits"]
 
     def _interpreter(self, variant: Variant) -> Interpreter:
         if variant not in self._interpreters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rewright.codegen.artifact import check_replaceable, copy_file, new_artifact, write_text
@@ -40,7 +40,9 @@ from rewright.passes.facts import FoldWo
 from rewright.passes.manager import PassOptions, weight_types_of
 from rewright.passes.pipelines import REACHABLE
 from rewright.passes.report import Report
+from rewright.quality_gate import Quality, QualityGate, QualityLimit
 from rewright.rewriting import REPRODUCER, rewrite
+from rewright.runtime.load import Artifact
 from rewright.runtime.memory import require_memory
 from rewright.runtime.tokenizer import Tokenizer
 from rewright.target_choice import choose_target
@@ -61,6 +63,7 @@ class CompileOptions:
         fold_wo: whether wo_a and wo_b become one matrix; `auto` decides by bytes and numerics.
         passes: which passes run, up to which stage, and whether each rewrite is verified.
         target: set of kernels, a name of `codegen.targets.TARGETS`; "auto" takes what this machine runs.
+        quality: how well the compiled model must predict which texts; None asks nothing.
     """
 
     numerics: Numerics = Numerics.FAITHFUL
@@ -70,6 +73,7 @@ class CompileOptions:
     fold_wo: FoldWo = "auto"
     passes: PassOptions = field(default_factory=PassOptions)
     target: str = "auto"
+    quality: QualityLimit | None = None
 
     def choose_target(self) -> Target:
         """The set of kernels; `UsageError` for an unknown one."""
@@ -99,12 +103,14 @@ class Compiled:
         reports: what the passes did, by variant name.
         seconds: time of each step of the compilation, by name.
         target: what it was compiled for.
+        quality: what the quality gate found, None if there was none.
     """
 
     notes: list[str]
     reports: dict[str, Report]
     seconds: dict[str, float]
     target: str
+    quality: Quality | None = None
 
 
 class Stopwatch:
@@ -157,6 +163,10 @@ def compile_model(
     clock = Stopwatch()
     source = options.open(checkpoint, target)
     notes = list(source.notes)
+    gate = None
+    if options.quality is not None:
+        exact = replace(options, numerics=Numerics.FP32).open(checkpoint, target)
+        gate = QualityGate(options.quality, checkpoint, exact)
     clock.lap("open")
     failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")
     model = rewrite_all(source, options, dump_dir=dump_dir, reproducer=failed, progress=progress)
@@ -203,8 +213,12 @@ def compile_model(
             files=files | shards,
         )
         write_text(folder, MANIFEST_NAME, manifest.to_text())
-    clock.lap("weights")
-    return Compiled(notes, model.reports, clock.seconds, target.name)
+        clock.lap("weights")
+        quality = None
+        if gate is not None:
+            quality = gate.check(Artifact(folder, manifest), progress)
+            clock.lap("quality")
+    return Compiled(notes, model.reports, clock.seconds, target.name, quality)
 
 
 def plan_all(graphs: Mapping[Variant, Graph], target: Target, progress: Progress = _silent) -> list[Plan]:
