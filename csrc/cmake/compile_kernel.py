@@ -4,7 +4,7 @@ usage: compile_kernel.py RESOURCES.json nvcc OPTION.. SOURCE
 
 RESOURCES.json has the PTX's target and, by kernel, its launch bounds and, by architecture, what ptxas says:
 registers of a thread, bytes of its stack and of spilled registers, bytes of static shared memory. The tests
-check them (tests/native/test_kernel_code.py); nothing at run time reads them.
+check them (tests/native/test_kernel_code.py), and `rewright doctor` shows them.
 """
 
 from __future__ import annotations
