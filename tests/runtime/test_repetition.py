@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from rewright.ir.errors import UsageError
 from rewright.runtime.repetition import Loop, LoopWatch, RepetitionRule, find_loop, find_own_loop
@@ -104,3 +106,11 @@ def test_a_token_costs_microseconds() -> None:
     for i in range(count):
         watch.push(i * i % 97)
     assert (time.process_time() - begin) / count < 100e-6
+
+
+def test_no_loop_in_the_golden_run(tiny_v4: Path) -> None:
+    """Texts of up to 513 tokens and greedy ones of 48."""
+    golden = load_file(tiny_v4 / "golden.safetensors")
+    sequences = [t.tolist() for name, t in golden.items() if name.endswith((".ids", ".greedy"))]
+    assert len(sequences) == 16
+    assert [find_loop(tokens) for tokens in sequences] == [None] * 16
