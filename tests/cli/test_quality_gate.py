@@ -105,7 +105,7 @@ def test_the_figures_are_those_of_score(
 
 @pytest.mark.parametrize(
     ("weight", "module"),
-    [("layers.2.attn.wo_b.weight", "layers.2.attn"), ("layers.4.ffn_norm.weight", "layers.4.ffn")],
+    [("layers.2.attn.wo_b.weight", "layers.2.attn"), ("layers.1.ffn_norm.weight", "layers.1.ffn")],
 )
 def test_a_damaged_model_is_refused_and_the_module_named(
     gated: Cli, damage: Callable[[str], None], tmp_path: Path, text: Path, weight: str, module: str

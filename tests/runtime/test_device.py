@@ -14,7 +14,7 @@ from rewright.ir.plan import plan_path
 from rewright.runtime import _native, card
 from rewright.runtime.bench import Case, measure_seconds
 from rewright.runtime.card import Card, open_card
-from rewright.runtime.decode_loop import Start
+from rewright.runtime.decode_loop import AHEAD, Start
 from rewright.runtime.device import DeviceModel
 from rewright.runtime.engine import Engine
 from rewright.runtime.generate import GenerateOptions, Token, generate
@@ -153,11 +153,12 @@ def test_a_loop_is_found_where_the_host_draws_or_not(
 ) -> None:
     """One sequence alone gets the same token over and over."""
     model = DeviceModel(artifact, opened)
-    options = GenerateOptions(GREEDY, 50, stop_on_repetition=stop_on_repetition)
+    options = GenerateOptions(GREEDY, 50, frozenset(), stop_on_repetition)
     for engine in (Engine(artifact, model=model), Engine(artifact, model=WithoutLoop(model))):
         (found,) = events(engine, [[1]], options).values()
         assert [at for at, e in enumerate(found) if e.loop] == [31]
         assert (len(found), found[-1].finish) == (count, "repetition" if stop_on_repetition else "length")
+        assert engine.length(0) <= count + AHEAD  # a card is not left to draw for nobody
 
 
 def test_sequences_end_in_loops_one_by_one(engine: Engine) -> None:
