@@ -223,6 +223,10 @@ class ConfigParser:
                 if width & (width - 1) or width % 32 or width <= rope:
                     accepted = f"a power of two, a multiple of 32 and above qk_rope_head_dim ({rope})"
                     self._refuse("index_head_dim", width, accepted)
+        if self.d.get("quantization_config") is not None and self.d.get("expert_dtype") != "fp8":
+            for key in ("hidden_size", "moe_intermediate_size"):
+                if self.values.get(key, 0) % 2:
+                    self._refuse(key, self.values[key], "an even integer: two FP4 weights share a byte")
         for heads, groups in self._both("num_attention_heads", "o_groups"):
             if heads % groups:
                 self._refuse("o_groups", groups, f"a divisor of num_attention_heads ({heads})")

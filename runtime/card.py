@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rewright.ir.errors import MachineError
+from rewright.ir.errors import MachineError, UsageError
 from rewright.runtime import _native
 from rewright.runtime.memory import total_bytes
 
@@ -73,8 +73,15 @@ def kernel_files() -> list[Path]:
 
 
 def emulating() -> bool:
-    """Whether this CPU stands in for a card."""
-    return os.environ.get(EMULATE, "") not in ("", "0")
+    """Whether this CPU stands in for a card.
+
+    Raises:
+        UsageError: REWRIGHT_EMULATE is neither 0 nor 1.
+    """
+    given = os.environ.get(EMULATE, "")
+    if given not in ("", "0", "1"):
+        raise UsageError(f"{given!r} is neither 0 nor 1", where=EMULATE)
+    return given == "1"
 
 
 def card_refusal() -> MachineError | None:

@@ -139,6 +139,8 @@ def test_examples_hold_exactly_the_keys_that_are_read(repo_root: Path, name: str
         # relations
         ("head_dim", 64, "qk_rope_head_dim (64) plus a positive multiple of 64"),
         ("head_dim", 500, "qk_rope_head_dim (64) plus a positive multiple of 64"),
+        ("hidden_size", 4097, "an even integer: two FP4 weights share a byte"),
+        ("moe_intermediate_size", 33, "an even integer: two FP4 weights share a byte"),
         ("index_head_dim", 64, "a power of two, a multiple of 32 and above qk_rope_head_dim (64)"),
         ("index_head_dim", 96, "a power of two, a multiple of 32 and above qk_rope_head_dim (64)"),
         ("o_groups", 7, "a divisor of num_attention_heads (64)"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from device_artifact import CAPACITIES, LIMITS, constant_artifact, expected_logits
 
-from rewright.ir.errors import BadInput, MachineError
+from rewright.ir.errors import BadInput, MachineError, UsageError
 from rewright.ir.plan import plan_path
 from rewright.runtime import _native, card
 from rewright.runtime.bench import Case, measure_seconds
@@ -49,6 +49,16 @@ class WithoutLoop:
 
     def __init__(self, model: DeviceModel):
         self.step = model.step
+
+
+@pytest.mark.parametrize(("given", "on"), [("", False), ("0", False), ("1", True), ("banana", None)])
+def test_the_emulation_is_on_or_off(monkeypatch: pytest.MonkeyPatch, given: str, on: bool | None) -> None:
+    monkeypatch.setenv(card.EMULATE, given)
+    if on is None:
+        with pytest.raises(UsageError, match="REWRIGHT_EMULATE: 'banana' is neither 0 nor 1"):
+            card.emulating()
+    else:
+        assert card.emulating() is on
 
 
 def test_a_step_gives_the_logits_of_its_variant(artifact: Artifact, opened: Card) -> None:
