@@ -65,6 +65,8 @@ class Artifact:
             ProblemList: missing, cut or edited files.
         """
         path = folder / MANIFEST_NAME
+        if not folder.exists():
+            raise BadInput("no such file or folder", where=str(folder), fix="check the path")
         if not path.is_file():
             raise BadInput(
                 "not a compiled model: it has no manifest.json",

@@ -53,7 +53,7 @@ def test_opens(compiled_tiny: Path) -> None:
 def test_not_a_compiled_model(tmp_path: Path, tiny_v4: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    for path in (tmp_path / "none", tmp_path, file, tiny_v4):
+    for path in (tmp_path, file, tiny_v4):
         with pytest.raises(BadInput, match="not a compiled model") as caught:
             Artifact.open(path)
         assert "compile-model" in str(caught.value)
@@ -131,6 +131,11 @@ def test_another_format_is_refused(copy: Path, version: object) -> None:
     edit_manifest(copy, lambda m: m.update(format=version))
     with pytest.raises(BadInput, match=r"artifact format .*; this Rewright reads 3"):
         Artifact.open(copy)
+
+
+def test_a_path_without_anything_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="none: no such file or folder"):
+        Artifact.open(tmp_path / "none")
 
 
 def test_another_target_is_refused(copy: Path) -> None:
