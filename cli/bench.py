@@ -127,8 +127,6 @@ def bench(
         raise UsageError(f"{repeats} is not from 1 to 1000", where="-r")
     prompts, batches = _positive(prompt, "-p"), _positive(batch, "-b")
     check_limit(fail_slower, compare)
-    if plot is not None:
-        check_plot(plot)
     random = RandomOptions(max_context, max_batch, chunk, numerics, target, no_pass, layers)
     model = BenchModel(out, random_weights, random, max(prompts) + new, batches)
     if random_weights is not None and peers:
@@ -144,6 +142,8 @@ def bench(
             raise UsageError(f"does not go with {', '.join(given)}", where="--ablate", fix="choose one")
         if not new:
             raise UsageError("there is no decode step to measure", where="-n", fix="choose -n 1 or more")
+    if plot is not None:
+        check_plot(plot)
     earlier = None if compare is None else read_earlier(compare)
     artifact = model.artifact()
     manifest = artifact.manifest
