@@ -111,17 +111,19 @@ void StreamBuilder::quantised(Input& input, const Part* quantize) {
   input.results.exponents_pitch = scale.pitch;
 }
 
+void StreamBuilder::normed(Input& input, const Part& norm) {
+  const Tensor& gamma = norm.operands[1];
+  input.gamma = gamma.data;
+  input.gamma_f32 = element_of(site_, gamma);
+  input.eps = static_cast<float>(norm.number("eps"));
+  input.results.bf16 = static_cast<unsigned short*>(norm.results[0].data);
+  input.results.bf16_pitch = norm.results[0].pitch;
+}
+
 int StreamBuilder::row(const Tensor& x, const Part* norm, const Part* quantize) {
   site_.require(x.dtype == DType::kBF16, "the input is not bf16");
   Input& input = add(kRow, x, static_cast<int>(x.cols()), static_cast<int>(x.rows()));
-  if (norm) {
-    const Tensor& gamma = norm->operands[1];
-    input.gamma = gamma.data;
-    input.gamma_f32 = element_of(site_, gamma);
-    input.eps = static_cast<float>(norm->number("eps"));
-    input.results.bf16 = static_cast<unsigned short*>(norm->results[0].data);
-    input.results.bf16_pitch = norm->results[0].pitch;
-  }
+  if (norm) normed(input, *norm);
   quantised(input, quantize);
   return p_.inputs_count - 1;
 }
@@ -156,12 +158,7 @@ int StreamBuilder::streams(const Part& split, const Part& collapse, const Part* 
     }
   }
   if (norm) {
-    const Tensor& gamma = norm->operands[1];
-    input.gamma = gamma.data;
-    input.gamma_f32 = element_of(site_, gamma);
-    input.eps = static_cast<float>(norm->number("eps"));
-    input.results.bf16 = static_cast<unsigned short*>(norm->results[0].data);
-    input.results.bf16_pitch = norm->results[0].pitch;
+    normed(input, *norm);
   } else {
     input.results.bf16 = static_cast<unsigned short*>(collapse.results[0].data);
     input.results.bf16_pitch = collapse.results[0].pitch;

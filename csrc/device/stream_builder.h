@@ -37,6 +37,7 @@ class StreamBuilder {
  private:
   Input& add(int kind, const Tensor& x, int columns, int rows);
   void quantised(Input& input, const Part* quantize);
+  void normed(Input& input, const Part& norm);
   Segment& segment(const Tensor& weight, const Tensor& scale, bool quantised, const Tensor& out, int input);
   void stage();
   int share(int offset, bool rows_side_by_side);

@@ -18,9 +18,9 @@ from rewright.runtime.load import Artifact
 from rewright.runtime.score import load_cases, score_cases
 
 MIN_COSINE = 0.9985
-"""That of another order of sums. Attention over parts of the keys rounds its weights to bf16 below the
-largest score of the part, where the golden run rounds them below that of all keys: bf16 noise of its own
-size, which makes greedy texts part where the golden run's are near a tie. The answer to a question stays."""
+"""That of another order of sums, as for chunks of a prompt (docs/numerics.md): below the 0.9995 that is asked
+of the golden run, which the kernels miss. It makes greedy texts part where the golden run's are near a tie;
+the answer to a question stays."""
 SHORT = ("greedy_chat", "chat")
 LOGITS = ("prose", "code", "chat", "long", "greedy_prose", "greedy_code", "greedy_chat")
 

@@ -9,7 +9,7 @@
 // keys there are is known on the card, whose tiles the splits share evenly.
 //
 // attention_combine: the rest, for 64 dims of 16 heads of a token a block. The largest score of all keys is
-// known before a weight is rounded to bf16, as in the released kernel. 128 keys at a time, of which a warp
+// known before a weight is rounded to bf16, as in the op's reference. 128 keys at a time, of which a warp
 // gives two heads their weights and multiplies eight dims; then the sink in the denominator, inverse RoPE,
 // one rounding each. The grid is [token][group of heads][64 dims].
 //

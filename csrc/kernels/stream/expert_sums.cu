@@ -4,8 +4,8 @@
 // up in ascending order of their ids, as the released code does. expert_sums_one: a step of one token, whose
 // hidden rows every block gates and quantises itself while its ring fills; expert_sums_many: of up to eight
 // tokens, with inputs that stream_prepare has made; a column of the product is a token, zero where it has
-// not chosen the expert. Grid: one block a multiprocessor, `warps_per_tile` warps a tile of 16 rows. Bound
-// by the rate at which weights are read.
+// not chosen the expert. Grid: one block of twelve warps a multiprocessor, six warps a tile
+// of 16 rows. Meant to be bound by the rate at which weights are read; docs/performance.md says what it reaches.
 #include "combine.cuh"
 #include "inputs.cuh"
 #include "products.cuh"

@@ -1,12 +1,13 @@
 // The products of a decode step, streamed: every block keeps a ring of weights full from the first
 // instruction to the last, and what lies between two products is done while the ring fills. A block takes
-// half a multiprocessor, so that the next launch can begin beside this one and fill its rings too, which
-// depend on nothing; it then waits for the end of this one.
+// about half a multiprocessor (the head's all), so that the next launch can begin beside this one and fill
+// its rings too, which depend on nothing; it then waits for the end of this one.
 //
 // stream_*_one: a step of one token. Every streaming block makes the launch's inputs itself, in shared memory;
 // blocks behind them make what leaves the launch. stream_*_many: of up to eight tokens, with inputs that
-// stream_prepare has made. Grid: one block of eight warps a multiprocessor; a tile of 16 rows belongs to
-// `warps_per_tile` warps, each with a slice of the columns. Bound by the rate at which weights are read.
+// stream_prepare has made. Grid: one block of eight warps, with experts twelve, a multiprocessor; a tile of
+// 16 rows belongs to `warps_per_tile` warps, each with a slice of the columns. Meant to be bound by the rate
+// at which weights are read; docs/performance.md says what it reaches.
 #include "combine.cuh"
 #include "inputs.cuh"
 #include "products.cuh"
