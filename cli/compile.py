@@ -76,6 +76,14 @@ QualityText = Annotated[
     Path | None,
     typer.Option("--text", metavar="FILE", help='JSONL file of {"kind": ..., "text": ...} lines.'),
 ]
+StaticScales = Annotated[
+    Path | None,
+    typer.Option(
+        "--static-scales",
+        metavar="FILE",
+        help="Quantise activations by the scales of this file, which rewright calibrate has written.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes and write no model.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing compiled model.")]
 
@@ -97,6 +105,7 @@ def compile_model(
     timings: Timings = None,
     max_nll_loss: MaxNllLoss = None,
     text: QualityText = None,
+    static_scales: StaticScales = None,
     dry_run: DryRun = False,
     force: Force = False,
     target: Target = "auto",
@@ -113,6 +122,7 @@ def compile_model(
 
       compile-model examples/configs/v4-flash.json --dry-run --explain
     """
+    from rewright.calibration.scales_file import read_scales
     from rewright.compiler import CompileOptions
     from rewright.compiler import compile_model as compile_checkpoint
     from rewright.frontend.numerics import parse_numerics
@@ -132,6 +142,7 @@ def compile_model(
         PassOptions.of(passes, tuple(no_pass or ()), to, verify),
         target,
         None if max_nll_loss is None or text is None else QualityLimit(max_nll_loss, text),
+        None if static_scales is None else read_scales(static_scales),
     )
     if dry_run:
         if options.quality is not None:

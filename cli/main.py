@@ -14,6 +14,7 @@ import typer
 from rewright import __version__
 from rewright.cli import output
 from rewright.cli.bench import bench
+from rewright.cli.calibrate import calibrate
 from rewright.cli.compile import compile_model
 from rewright.cli.doctor import doctor
 from rewright.cli.explain import explain
@@ -50,6 +51,7 @@ app.command()(reproduce)
 app.command()(generate)
 app.command()(score)
 app.command()(bench)
+app.command()(calibrate)
 app.command()(doctor)
 
 compile_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from rewright.ir.amax import amax_reductions
 from rewright.ir.diff import Change, GraphDiff
 from rewright.ir.diff_bytes import Balance, Ledger
 from rewright.ir.diff_json import balance_json
@@ -57,6 +58,7 @@ def stat_rows(diff: GraphDiff, context: int | None = None) -> list[StatRow]:
     total = Ledger(diff, context).total()
     before, after = _totals(total.before), _totals(total.after)
     rows.append(StatRow("nodes", total.nodes_before, total.nodes_after))
+    rows.append(StatRow("amax reductions", *map(amax_reductions, ops)))
     resident = [
         _resident(diff, graph, nodes) for graph, nodes in zip((diff.before, diff.after), ops, strict=True)
     ]

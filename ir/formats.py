@@ -83,6 +83,18 @@ def quantize_blocks(x: Tensor, fmt: str, block: int) -> tuple[Tensor, Tensor]:
     return codes, (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
 
 
+def quantize_fixed(x: Tensor, scale: Tensor, fmt: str) -> Tensor:
+    """Quantise the last axis with given scales: float[..., K], e8m0[K/block] -> codes of [..., K].
+
+    Magnitudes beyond a block's range become its largest one.
+    """
+    blocks = x.float().unflatten(-1, (scale.shape[-1], -1))
+    exponent = scale.view(torch.uint8).int() - 127
+    limit = _MAX[fmt]
+    scaled = torch.ldexp(blocks, -exponent[..., None]).clamp(-limit, limit).flatten(-2)
+    return scaled.to(torch.float8_e4m3fn) if fmt == "e4m3" else encode_e2m1(scaled)
+
+
 def decode_codes(codes: Tensor) -> Tensor:
     """Codes of either format -> f32 without scales."""
     return decode_e2m1(codes) if codes.dtype == torch.uint8 else codes.float()

@@ -15,7 +15,7 @@ from rewright.ir.plan import plan_path
 from rewright.ir.variant import Limits, Variant
 from rewright.ir.weight_layout import LAYOUTS
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 GENERATION_NAME = "generation_config.json"
@@ -61,6 +61,7 @@ class Manifest:
         numerics: numerics mode.
         passes: names of the passes that ran, in order.
         fold_wo: whether wo_a and wo_b are one matrix.
+        static_scales: SHA-256 of the calibrated scales of activations; empty if these are found as it runs.
         stages: stages of which graph texts are kept; the plans are made of the last one.
         memory: what executing it takes.
         limits: context, batch and chunk it was compiled for.
@@ -77,6 +78,7 @@ class Manifest:
     numerics: str
     passes: tuple[str, ...]
     fold_wo: bool
+    static_scales: str
     stages: tuple[str, ...]
     memory: Memory
     limits: Limits
@@ -102,6 +104,7 @@ class Manifest:
                 "numerics": self.numerics,
                 "passes": list(self.passes),
                 "fold_wo": self.fold_wo,
+                "static_scales": self.static_scales,
                 "max_context": limits.max_context,
                 "max_batch": limits.max_batch,
                 "chunk": limits.chunk,
@@ -137,6 +140,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
         numerics=options["numerics"],
         passes=tuple(options["passes"]),
         fold_wo=options["fold_wo"],
+        static_scales=options["static_scales"],
         stages=tuple(value["stages"]),
         memory=Memory(value["memory"]["arena_bytes"], value["memory"]["state_bytes"]),
         limits=Limits(options["max_context"], options["max_batch"], options["chunk"]),
@@ -164,6 +168,7 @@ _SHAPE: dict[str, Any] = {
         "numerics": str,
         "passes": [str],
         "fold_wo": bool,
+        "static_scales": str,
         "max_context": int,
         "max_batch": int,
         "chunk": int,

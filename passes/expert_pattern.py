@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from rewright.passes.match import Match
 from rewright.passes.pattern import OpPattern, Pattern, p
 
 
@@ -12,3 +15,9 @@ def activation(quantized: bool, **operands: Pattern) -> tuple[OpPattern, dict[st
         return act, {"x": act, "x_scale": act[1]}
     act = p.swiglu("act", **operands)
     return act, {"x": act}
+
+
+def activation_attrs(m: Match) -> dict[str, Any]:
+    """What an expert takes over of the attributes of its activation."""
+    given = m.attrs("act")
+    return {name: given[name] for name in ("limit", "fmt", "block") if name in given}

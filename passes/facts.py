@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from rewright.ir.errors import UsageError
+from rewright.ir.static_scales import StaticScales
 from rewright.ir.types import ValueType
 
 FoldWo = Literal["always", "auto", "never"]
@@ -31,12 +32,14 @@ class Facts:
         numerics: faithful, bf16 or fp32.
         weights: type of every weight and constant by name.
         fold_wo: whether wo_a and wo_b become one matrix.
+        static_scales: calibrated scales of activations; None leaves them to be found as the model runs.
     """
 
     model: Mapping[str, Any]
     numerics: str
     weights: Mapping[str, ValueType] = field(default_factory=dict)
     fold_wo: FoldWo = "auto"
+    static_scales: StaticScales | None = None
 
     def is_scaled(self, path: str) -> bool:
         """Whether the matrix at a path is stored in blocks with scales."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rewright.ir import ops
 from rewright.passes.base import Pass
-from rewright.passes.expert_pattern import activation
+from rewright.passes.expert_pattern import activation, activation_attrs
 from rewright.passes.facts import Facts
 from rewright.passes.match import Match
 from rewright.passes.pattern import OpPattern, maybe, p
@@ -43,7 +43,7 @@ class Moe(Rule):
             "route_scale": route["scale"],
             "hidden": m.attrs("gate")["out"],
             "out": m.attrs("down")["out"],
-            **m.attrs("act"),
+            **activation_attrs(m),
         }
         names = ("x", "x_scale", "logits", "bias", "table", "tokens", "n_valid")
         operands = m.pick(*names, "w1", "s1", "w3", "s3", "w2", "s2", "shared")

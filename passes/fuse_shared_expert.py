@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rewright.ir import ops
 from rewright.passes.base import Pass
-from rewright.passes.expert_pattern import activation
+from rewright.passes.expert_pattern import activation, activation_attrs
 from rewright.passes.facts import Facts
 from rewright.passes.match import Match
 from rewright.passes.pattern import OpPattern, maybe, p
@@ -31,7 +31,7 @@ class SharedExpert(Rule):
 
     def rewrite(self, m: Match, new: Rewriter) -> None:
         hidden = m.attrs("products")["outs"].split(",")[0]
-        attrs = {"hidden": hidden, "out": m.attrs("down")["out"], **m.attrs("act")}
+        attrs = {"hidden": hidden, "out": m.attrs("down")["out"], **activation_attrs(m)}
         operands = m.pick("x", "x_scale", "w1", "s1", "w3", "s3", "w2", "s2")
         new(ops.shared_expert, operands, attrs, gives=[m.result("down")])
 

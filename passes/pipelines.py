@@ -29,6 +29,7 @@ from rewright.passes import (
     fuse_shared_expert,
     fuse_shared_input,
     fuse_swiglu_quant,
+    static_scales,
     unify_layout,
 )
 from rewright.passes.base import Pass
@@ -50,6 +51,7 @@ PIPELINE: tuple[Pass, ...] = (
     fuse_swiglu_quant.PASS,
     fuse_shared_expert.PASS,
     fuse_moe.PASS,
+    static_scales.PASS,
     unify_layout.PASS,
 )
 

@@ -15,6 +15,7 @@ from rewright.ir.errors import BadInput
 from rewright.ir.graph import IR_VERSION, Graph
 from rewright.ir.parser import parse
 from rewright.ir.printer import print_graph
+from rewright.ir.static_scales import parse_static_scales
 from rewright.ir.types import parse_type
 from rewright.passes.facts import Facts, FoldWo
 
@@ -55,6 +56,7 @@ class Reproducer:
 
     def to_text(self) -> str:
         """The file."""
+        scales = self.facts.static_scales
         value = {
             "format": FORMAT,
             "versions": dict(self.versions),
@@ -65,6 +67,7 @@ class Reproducer:
                 "model": dict(self.facts.model),
                 "numerics": self.facts.numerics,
                 "fold_wo": self.facts.fold_wo,
+                "static_scales": scales.to_json() if scales is not None else None,
                 "weights": {name: str(t) for name, t in sorted(self.facts.weights.items())},
             },
             "graph": self.text.splitlines(),
@@ -77,6 +80,7 @@ def read_reproducer(path: Path) -> Reproducer:
     try:
         value = json.loads(path.read_text())
         facts = value["facts"]
+        scales = facts["static_scales"]
         if value["format"] != FORMAT or facts["fold_wo"] not in get_args(FoldWo):
             raise ValueError
         return Reproducer(
@@ -86,6 +90,7 @@ def read_reproducer(path: Path) -> Reproducer:
                 numerics=facts["numerics"],
                 weights={name: parse_type(text) for name, text in facts["weights"].items()},
                 fold_wo=facts["fold_wo"],
+                static_scales=None if scales is None else parse_static_scales(scales),
             ),
             passes=tuple(value["passes"]),
             done=tuple(value["done"]),

@@ -210,6 +210,11 @@ class Rewriter:
     def weight(self, derived: DerivedWeight) -> Node:
         """A weight that the compiler computes; the name stands for it everywhere."""
         self.log.derived[derived.name] = derived
+        if derived.name in self.graph:
+            leaf = self.graph.value(derived.name)
+            if self._at < leaf:
+                self._at.prepend(leaf)
+            return leaf
         return self.graph.insert_leaf(self._at, "weight", derived.name, derived.type, self._module)
 
     def forward(self, old: Result, value: Node) -> None:

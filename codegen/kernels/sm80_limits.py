@@ -80,6 +80,13 @@ def _weight_dtype(call: Call) -> str | None:
     return None
 
 
+def _static_scales(call: Call) -> str | None:
+    scale = call.operand("x_scale")
+    if call.operand("fixed") is None and (scale is None or len(scale.shape) > 1):
+        return None
+    return "scales are calibrated: these kernels take those that are found as a row is quantised"
+
+
 def _matrix(call: Call) -> str | None:
     weight = call.operand("weight") if call.unit.op.name.endswith("linear") else call.operand("fn")
     if weight is None:
@@ -169,6 +176,7 @@ def _either(choices: tuple[int, ...]) -> str:
 LIMITS = (
     Limit("activations", "bf16 activations", _dtype),
     Limit("weights", "weights in bf16, f32, e4m3 or e2m1", _weight_dtype),
+    Limit("scales", "scales of activations found as they are quantised", _static_scales),
     Limit("matrix", f"matrices with scales of N and K, others of K, multiples of {MATRIX_ALIGN}", _matrix),
     Limit("head_dim", f"heads of {_either(HEAD_DIMS)}", _head_dim),
     Limit("heads", f"{FEWEST_HEADS} heads or more", _head_count),

@@ -12,6 +12,7 @@
 #include "families.h"
 #include "formats.h"
 #include "matmul.h"
+#include "quantize.h"
 #include "route.h"
 #include "rows.h"
 
@@ -228,31 +229,38 @@ class ExpertSum : public Kernel {
 
 // What shared_expert and moe do between their first and last products.
 struct Hidden {
-  explicit Hidden(const CallSite& site)
+  // `fixed`: operand with the scales of the quantisation, if they are given; `columns`: inner width.
+  Hidden(const CallSite& site, const Tensor& fixed, int64_t columns)
       : limit(static_cast<float>(site.number("limit"))), dtype(product_type(site, site.text("hidden", ""))),
         out(product_type(site, site.text("out", ""))), block(site.integer("block", 0)) {
     const std::string fmt = site.text("fmt", "");
-    site.require(fmt.empty() || (fmt == "e4m3" && block == 128), "the inner quantisation is e4m3 in blocks of 128 or none");
+    site.require(fmt.empty() || (fmt == "e4m3" && block > 0 && columns % block == 0), "the inner quantisation does not fit");
     quantised = !fmt.empty();
+    site.require(quantised || !fixed, "fixed scales without a quantisation");
+    if (fixed) scales = fixed_scales(site, fixed, columns, block);
   }
 
-  // gate[count], up[count] -> what the down projection reads, in place of gate.
-  void activate(float* gate, const float* up, int64_t count, const float* weight) const {
+  // gate[count], up[count] -> what the down projection reads, in place of gate. Columns begin at block `first`.
+  void activate(float* gate, const float* up, int64_t count, int64_t first, const float* weight) const {
     swiglu_row(gate, up, count, weight, limit, gate);
     round_to(dtype, gate, count);
-    if (quantised) round_row(gate, count, block, Codes::kE4M3);
+    if (scales != nullptr) {
+      round_row_fixed(gate, count, block, Codes::kE4M3, scales + first);
+    } else if (quantised) {
+      round_row(gate, count, block, Codes::kE4M3);
+    }
   }
 
   float limit;
   DType dtype, out;
   int64_t block;
   bool quantised = false;
+  const uint8_t* scales = nullptr;
 };
 
-void require_mlp(const CallSite& site, const Matrix& w1, const Matrix& w3, const Matrix& w2, int64_t k, const Hidden& hidden) {
+void require_mlp(const CallSite& site, const Matrix& w1, const Matrix& w3, const Matrix& w2, int64_t k) {
   site.require(w1.k() == k && w3.k() == k && w1.n() == w3.n() && w2.k() == w1.n(), "the matrices do not fit each other");
   site.require(w1.stack() == w3.stack() && w1.stack() == w2.stack(), "the stacks differ");
-  site.require(!hidden.quantised || w1.n() % hidden.block == 0, "the inner width is no multiple of the block");
 }
 
 class SharedExpert : public Kernel {
@@ -260,8 +268,8 @@ class SharedExpert : public Kernel {
   explicit SharedExpert(CallSite& site)
       : step_(site.step), x_(site, site.required(0), site.operand(1)), w1_(site, site.required(2), site.operand(3)),
         w3_(site, site.required(4), site.operand(5)), w2_(site, site.required(6), site.operand(7)), y_(site.result(0)),
-        hidden_(site) {
-    require_mlp(site, w1_, w3_, w2_, x_.k(), hidden_);
+        hidden_(site, site.operand(8), w1_.n()) {
+    require_mlp(site, w1_, w3_, w2_, x_.k());
     const Tensor& x = x_.tensor();
     std::vector<int64_t> shape = x.shape;
     shape.back() = w2_.n();
@@ -292,7 +300,9 @@ class SharedExpert : public Kernel {
     worker.barrier();
     const int64_t piece = hidden_.quantised ? hidden_.block : w1_.n(), pieces = w1_.n() / piece;
     Range share = worker.share(rows.count() * pieces);
-    for (int64_t i = share.begin; i < share.end; ++i) hidden_.activate(gate_ + i * piece, up_ + i * piece, piece, nullptr);
+    for (int64_t i = share.begin; i < share.end; ++i) {
+      hidden_.activate(gate_ + i * piece, up_ + i * piece, piece, i % pieces, nullptr);
+    }
     worker.barrier();
     const Product out{&w2_, down_};
     multiply_runs(worker, runs_, runs, gate_, &out, 1, hidden_.out, tokens_);
@@ -320,8 +330,8 @@ class Moe : public Kernel {
                 static_cast<float>(site.number("route_scale"))),
         w1_(site, site.required(7), site.operand(8)), w3_(site, site.required(9), site.operand(10)),
         w2_(site, site.required(11), site.operand(12)), shared_(require_activation(site, site.operand(13))),
-        y_(site.result(0)), hidden_(site) {
-    require_mlp(site, w1_, w3_, w2_, x_.k(), hidden_);
+        y_(site.result(0)), hidden_(site, site.operand(14), w1_.n()) {
+    require_mlp(site, w1_, w3_, w2_, x_.k());
     const Tensor& x = x_.tensor();
     site.require(x.rank() == 3 && x.dim(0) == step_->batch && x.dim(1) == step_->tokens, "x is not [B,T,D]");
     site.require(w1_.stack() == choice_.experts(), "weights and logits disagree on the number of experts");
@@ -372,7 +382,7 @@ class Moe : public Kernel {
     share = worker.share(pairs_->size() * pieces);
     for (int64_t i = share.begin; i < share.end; ++i) {
       const Pair& pair = pairs_->pair(i / pieces);
-      hidden_.activate(gate_ + i * piece, up_ + i * piece, piece, weights_ + pair.token * k_ + pair.choice);
+      hidden_.activate(gate_ + i * piece, up_ + i * piece, piece, i % pieces, weights_ + pair.token * k_ + pair.choice);
     }
     worker.barrier();
     const Product out{&w2_, down_};
@@ -426,11 +436,11 @@ void add_expert_kernels(Registry& registry) {
                                     make_kernel<ExpertLinear>};
   registry["host.expert_sum"] = {"expert_sum(routed, experts, shared) -> ()", make_kernel<ExpertSum>};
   registry["host.shared_expert"] = {
-      "shared_expert(x, x_scale?, w1, s1?, w3, s3?, w2, s2?; limit: float, hidden: str, out: str, fmt: str, block: int) "
+      "shared_expert(x, x_scale?, w1, s1?, w3, s3?, w2, s2?, fixed?; limit: float, hidden: str, out: str, fmt: str, block: int) "
       "-> ()",
       make_kernel<SharedExpert>};
   registry["host.moe"] = {
-      "moe(x, x_scale?, logits, bias?, table?, tokens?, n_valid, w1, s1?, w3, s3?, w2, s2?, shared; k: int, "
+      "moe(x, x_scale?, logits, bias?, table?, tokens?, n_valid, w1, s1?, w3, s3?, w2, s2?, shared, fixed?; k: int, "
       "route_scale: float, limit: float, hidden: str, out: str, fmt: str, block: int) -> ()",
       make_kernel<Moe>};
 }

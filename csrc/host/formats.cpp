@@ -148,33 +148,55 @@ void encode_e4m3(const float* x, int64_t count, float inverse, uint8_t* out) {
 
 }  // namespace
 
+namespace {
+
+void encode_block(const float* x, int64_t block, Codes codes, int exponent, uint8_t* out) {
+  const float limit = largest(codes), inverse = power_of_two(-exponent);
+  if (codes == Codes::kE4M3) return encode_e4m3(x, block, inverse, out);
+  for (int64_t i = 0; i < block; i += 2) {
+    const float low = std::clamp(x[i] * inverse, -limit, limit), high = std::clamp(x[i + 1] * inverse, -limit, limit);
+    out[i / 2] = static_cast<uint8_t>(float_to_e2m1(low) | float_to_e2m1(high) << 4);
+  }
+}
+
+uint8_t* block_codes(uint8_t* row, int64_t element, Codes codes) {
+  return row + (codes == Codes::kE4M3 ? element : element / 2);
+}
+
+void round_by(float* x, int64_t block, Codes codes, int exponent) {
+  const float limit = largest(codes), inverse = power_of_two(-exponent), scale = power_of_two(exponent);
+  if (codes == Codes::kE4M3) {
+    round_block<nearest_e4m3>(x, block, inverse, scale, limit);
+  } else {
+    round_block<nearest_e2m1>(x, block, inverse, scale, limit);
+  }
+}
+
+}  // namespace
+
 void quantize_row(const float* x, int64_t count, int64_t block, Codes codes, uint8_t* out, uint8_t* scales) {
-  const float limit = largest(codes);
   for (int64_t start = 0; start < count; start += block) {
     const int exponent = block_exponent(amax_of(x + start, block), codes);
-    const float inverse = power_of_two(-exponent);
     scales[start / block] = static_cast<uint8_t>(exponent + 127);
-    if (codes == Codes::kE4M3) {
-      encode_e4m3(x + start, block, inverse, out + start);
-      continue;
-    }
-    for (int64_t i = start; i < start + block; i += 2) {
-      const float low = std::clamp(x[i] * inverse, -limit, limit), high = std::clamp(x[i + 1] * inverse, -limit, limit);
-      out[i / 2] = static_cast<uint8_t>(float_to_e2m1(low) | float_to_e2m1(high) << 4);
-    }
+    encode_block(x + start, block, codes, exponent, block_codes(out, start, codes));
+  }
+}
+
+void quantize_row_fixed(const float* x, int64_t count, int64_t block, Codes codes, const uint8_t* scales, uint8_t* out) {
+  for (int64_t start = 0; start < count; start += block) {
+    encode_block(x + start, block, codes, scales[start / block] - 127, block_codes(out, start, codes));
   }
 }
 
 void round_row(float* x, int64_t count, int64_t block, Codes codes) {
-  const float limit = largest(codes);
   for (int64_t start = 0; start < count; start += block) {
-    const int exponent = block_exponent(amax_of(x + start, block), codes);
-    const float inverse = power_of_two(-exponent), scale = power_of_two(exponent);
-    if (codes == Codes::kE4M3) {
-      round_block<nearest_e4m3>(x + start, block, inverse, scale, limit);
-    } else {
-      round_block<nearest_e2m1>(x + start, block, inverse, scale, limit);
-    }
+    round_by(x + start, block, codes, block_exponent(amax_of(x + start, block), codes));
+  }
+}
+
+void round_row_fixed(float* x, int64_t count, int64_t block, Codes codes, const uint8_t* scales) {
+  for (int64_t start = 0; start < count; start += block) {
+    round_by(x + start, block, codes, scales[start / block] - 127);
   }
 }
 

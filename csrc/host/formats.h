@@ -48,7 +48,13 @@ int block_exponent(float amax, Codes codes);
 // Quantise x[count] in blocks: codes (e2m1: two a byte) and one e8m0 byte a block. x is left as it is.
 void quantize_row(const float* x, int64_t count, int64_t block, Codes codes, uint8_t* out, uint8_t* scales);
 
-// The same and back: x[count] rounded to what its codes say.
+// The same with given scales.
+void quantize_row_fixed(const float* x, int64_t count, int64_t block, Codes codes, const uint8_t* scales, uint8_t* out);
+
+// quantize_row and back: x[count] rounded to what its codes say.
 void round_row(float* x, int64_t count, int64_t block, Codes codes);
+
+// The same with given scales.
+void round_row_fixed(float* x, int64_t count, int64_t block, Codes codes, const uint8_t* scales);
 
 }  // namespace rewright

@@ -496,8 +496,7 @@ class Pre {
     }
     const std::string fmt = site.text("fmt", "");
     if (!fmt.empty()) {
-      to_ = Quantizer(site, fmt, site.integer("block", 0), {b, t, d_}, site.result(result), site.result(result + 1));
-      result += 2;
+      to_ = Quantizer(site, {b, t, d_}, site.operand(weight + 4), result);
     }
     post_ = site.result(result);
     comb_ = site.result(result + 1);
@@ -669,12 +668,12 @@ void add_hyper_connection_kernels(Registry& registry) {
   registry["host.hc_collapse"] = {"hc_collapse(streams, pre) -> ()", make_kernel<HcCollapse>};
   registry["host.hc_combine"] = {"hc_combine(y, streams, post, comb) -> ()", make_kernel<HcCombine>};
   registry["host.hc_pre"] = {
-      "hc_pre(streams, fn, scale, base, norm?; n: int, iters: int, eps: float, hc_eps: float, norm_eps: float, "
-      "fmt: str, block: int, keep: bool) -> (*)",
+      "hc_pre(streams, fn, scale, base, norm?, fixed?; n: int, iters: int, eps: float, hc_eps: float, norm_eps: float, "
+      "fmt: str, block: int, static: bool, keep: bool) -> (*)",
       make_kernel<HcPre>};
   registry["host.hc_post_pre"] = {
-      "hc_post_pre(y, before, post, comb, fn, scale, base, norm?; n: int, iters: int, eps: float, hc_eps: float, "
-      "norm_eps: float, fmt: str, block: int, keep: bool) -> (*)",
+      "hc_post_pre(y, before, post, comb, fn, scale, base, norm?, fixed?; n: int, iters: int, eps: float, "
+      "hc_eps: float, norm_eps: float, fmt: str, block: int, static: bool, keep: bool) -> (*)",
       make_kernel<HcPostPre>};
   registry["host.hc_head"] = {
       "hc_head(streams, n_valid?, fn, scale, base, norm?; n: int, eps: float, hc_eps: float, norm_eps: float) -> ()",

@@ -9,6 +9,7 @@
 #include "families.h"
 #include "formats.h"
 #include "matmul.h"
+#include "quantize.h"
 #include "rows.h"
 
 namespace rewright {
@@ -203,17 +204,14 @@ class GroupedLinear : public Kernel {
 
 class GroupedLinearQuant : public GroupedLinear {
  public:
-  explicit GroupedLinearQuant(CallSite& site) : GroupedLinear(site, Tensor{}, true), codes_(site.result(0)), scale_(site.result(1)) {
-    block_ = site.integer("block");
+  explicit GroupedLinearQuant(CallSite& site) : GroupedLinear(site, Tensor{}, true) {
     const int64_t n = weight_.n();
-    site.require(site.text("fmt", "") == "e4m3" && block_ > 0 && n % block_ == 0, "the quantisation does not fit");
     product_ = x_.tensor();
     product_.shape = {step_->batch, step_->tokens, n};
     product_.pitch = n * bits_of(product_.dtype) / 8;
     product_.data = site.take_workspace<char>(product_.nbytes());
-    std::vector<int64_t> blocks{step_->batch, step_->tokens, n / block_};
-    site.require(codes_.dtype == DType::kF8E4M3 && codes_.shape == product_.shape, "the codes do not fit");
-    site.require(scale_.dtype == DType::kE8M0 && scale_.shape == blocks, "the scales do not fit");
+    size_t result = 0;
+    to_ = Quantizer(site, product_.shape, site.operand(3), result);
   }
 
   void run(Worker& worker) override {
@@ -221,23 +219,23 @@ class GroupedLinearQuant : public GroupedLinear {
     worker.barrier();
     // Blocks of all tokens are shared out, so that one token keeps every thread busy.
     const TokenRows rows(step_, product_);
-    const int64_t per_row = product_.cols() / block_;
+    const int64_t per_row = to_.blocks();
     const Range share = worker.share(rows.count() * per_row);
     float* values = worker.scratch();
     for (int64_t i = share.begin; i < share.end; ++i) {
       const int64_t row = rows.at(i / per_row).row, at = i % per_row;
-      load_part(product_, row, at * block_, block_, values);
-      quantize_row(values, block_, block_, Codes::kE4M3, codes_.row<uint8_t>(row) + at * block_, scale_.row<uint8_t>(row) + at);
+      load_part(product_, row, at * to_.block(), to_.block(), values);
+      to_.store(row, at, 1, values);
     }
   }
 
   size_t scratch_bytes() const override {
-    return std::max(GroupedLinear::scratch_bytes(), block_ * sizeof(float));
+    return std::max(GroupedLinear::scratch_bytes(), to_.block() * sizeof(float));
   }
 
  private:
-  Tensor codes_, scale_, product_;
-  int64_t block_ = 1;
+  Tensor product_;
+  Quantizer to_;
 };
 
 }  // namespace
@@ -250,7 +248,7 @@ void add_linear_kernels(Registry& registry) {
       make_kernel<MultiLinear>};
   registry["host.grouped_linear"] = {"grouped_linear(x, weight, scale?; flat: bool) -> ()", make_kernel<GroupedLinear>};
   registry["host.grouped_linear_quant"] = {
-      "grouped_linear_quant(x, weight, scale?; fmt: str, block: int) -> (codes, scale)", make_kernel<GroupedLinearQuant>};
+      "grouped_linear_quant(x, weight, scale?, fixed?; fmt: str, block: int, static: bool) -> (*)", make_kernel<GroupedLinearQuant>};
 }
 
 }  // namespace rewright

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "formats.h"
+#include "quantize.h"
 #include "rows.h"
 
 namespace rewright {
@@ -250,23 +251,30 @@ void Matrix::tile(int64_t index, int64_t tile, const float* x, int64_t ldx, cons
   }
 }
 
-ActivationRows::ActivationRows(const CallSite& site, const Tensor& x, const Tensor& x_scale) : x_(x), scale_(x_scale) {
+ActivationRows::ActivationRows(const CallSite& site, const Tensor& x, const Tensor& x_scale)
+    : x_(x), scale_(x_scale), block_(kScaleBlock) {
   site.require(static_cast<bool>(x) && x.rank() >= 2 && x.cols() > 0, "an activation is absent or has no rows");
   if (!x_scale) {
     require_activation(site, x);
     return;
   }
   site.require(x.dtype == DType::kF8E4M3 && x_scale.dtype == DType::kE8M0, "a quantised activation is not e4m3 with e8m0");
+  if (x_scale.rank() == 1) {  // the same for all rows
+    fixed_ = true;
+    block_ = x_scale.count() > 0 ? x.cols() / x_scale.count() : 0;
+    fixed_scales(site, x_scale, x.cols(), block_);
+    return;
+  }
   std::vector<int64_t> blocks = x.shape;
-  blocks.back() /= kScaleBlock;
-  site.require(x.cols() % kScaleBlock == 0 && x_scale.shape == blocks, "an activation's scale does not fit");
+  blocks.back() /= block_;
+  site.require(x.cols() % block_ == 0 && x_scale.shape == blocks, "an activation's scale does not fit");
 }
 
 void ActivationRows::load_row(int64_t row, float* to) const {
   if (!scale_) return rewright::load_row(x_, row, to);
   const uint8_t* codes = x_.row<uint8_t>(row);
-  const uint8_t* scales = scale_.row<uint8_t>(row);
-  for (int64_t k = 0; k < x_.cols(); ++k) to[k] = kE4M3[codes[k]] * e8m0_to_float(scales[k / kScaleBlock]);
+  const uint8_t* scales = scale_.row<uint8_t>(fixed_ ? 0 : row);
+  for (int64_t k = 0; k < x_.cols(); ++k) to[k] = kE4M3[codes[k]] * e8m0_to_float(scales[k / block_]);
 }
 
 void ActivationRows::load(Worker& worker, const Step* step, float* to) const {

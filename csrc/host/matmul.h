@@ -81,6 +81,8 @@ class ActivationRows {
 
  private:
   Tensor x_, scale_;
+  bool fixed_ = false;  // one row of scales for all
+  int64_t block_;
 };
 
 }  // namespace rewright

@@ -128,7 +128,7 @@ class RmsNormQuant : public Kernel {
     for (const Tensor* like : {&residual_, &sum_, &normed_}) {
       site.require(!*like || (like->dtype == x_.dtype && like->shape == x_.shape), "residual, sum or norm differ from x");
     }
-    to_ = Quantizer(site, site.text("fmt", ""), site.integer("block"), x_.shape, site.result(next), site.result(next + 1));
+    to_ = Quantizer(site, x_.shape, site.operand(3), next);
   }
 
   size_t scratch_bytes() const override { return 2 * x_.cols() * sizeof(float); }
@@ -168,7 +168,8 @@ void add_norm_kernels(Registry& registry) {
   registry["host.rms_norm"] = {"rms_norm(x, weight; eps: float) -> ()", make_kernel<RmsNorm>};
   registry["host.head_rms_norm"] = {"head_rms_norm(x; eps: float) -> ()", make_kernel<HeadRmsNorm>};
   registry["host.rms_norm_quant"] = {
-      "rms_norm_quant(x, residual?, weight; eps: float, fmt: str, block: int, keep: bool, keep_sum: bool) -> (*)",
+      "rms_norm_quant(x, residual?, weight, fixed?; eps: float, fmt: str, block: int, static: bool, keep: bool, "
+      "keep_sum: bool) -> (*)",
       make_kernel<RmsNormQuant>};
 }
 

@@ -1,7 +1,7 @@
 // Block quantisation with power-of-two scales, and its inverse.
 //
-// host.quantize: codes and one e8m0 scale for each block of a range of the last axis. host.dequantize:
-// code times scale, which is exact in bf16, the values around the range taken from `base`. Bound by
+// host.quantize: codes and one e8m0 scale for each block of a range of the last axis. host.quantize_static:
+// codes by scales that are given. host.dequantize: code times scale, which is exact in bf16, the values around the range taken from `base`. Bound by
 // memory. Work is shared out in blocks, so that the single row of a decode step keeps every thread busy.
 #include "quantize.h"
 
@@ -18,21 +18,38 @@ Codes codes_named(const CallSite& site, const std::string& name) {
   return name == "e4m3" ? Codes::kE4M3 : Codes::kE2M1;
 }
 
-Quantizer::Quantizer(const CallSite& site, const std::string& fmt, int64_t block, std::vector<int64_t> shape,
-                     const Tensor& codes, const Tensor& scales)
-    : format_(codes_named(site, fmt)), block_(block), codes_(codes), scales_(scales) {
+const uint8_t* fixed_scales(const CallSite& site, const Tensor& fixed, int64_t columns, int64_t block) {
+  const bool fits = fixed && fixed.dtype == DType::kE8M0 && fixed.rank() == 1 && block > 0 && columns % block == 0 &&
+                    fixed.count() == columns / block;
+  site.require(fits, "fixed scales do not fit");
+  return fixed.row<uint8_t>(0);
+}
+
+Quantizer::Quantizer(const CallSite& site, std::vector<int64_t> shape, const Tensor& fixed, size_t& result)
+    : format_(codes_named(site, site.text("fmt", ""))), block_(site.integer("block")), fixed_(static_cast<bool>(fixed)),
+      codes_(site.result(result++)) {
   const bool packed = format_ == Codes::kE2M1;
-  site.require(!shape.empty() && block > 0 && shape.back() % block == 0, "blocks do not divide a row");
-  site.require(!packed || block % 2 == 0, "blocks of e2m1 codes are even");
-  site.require(codes.dtype == (packed ? DType::kE2M1 : DType::kF8E4M3) && codes.shape == shape, "the codes do not fit");
-  shape.back() /= block;
-  site.require(scales.dtype == DType::kE8M0 && scales.shape == shape, "the scales do not fit");
+  site.require(!shape.empty() && block_ > 0 && shape.back() % block_ == 0, "blocks do not divide a row");
+  site.require(!packed || block_ % 2 == 0, "blocks of e2m1 codes are even");
+  site.require(codes_.dtype == (packed ? DType::kE2M1 : DType::kF8E4M3) && codes_.shape == shape, "the codes do not fit");
+  if (fixed_) {
+    fixed_scales(site, fixed, shape.back(), block_);
+    scales_ = fixed;
+    return;
+  }
+  scales_ = site.result(result++);
+  shape.back() /= block_;
+  site.require(scales_.dtype == DType::kE8M0 && scales_.shape == shape, "the scales do not fit");
 }
 
 void Quantizer::store(int64_t row, int64_t first, int64_t count, const float* values) const {
   const int64_t column = first * block_;
   uint8_t* codes = codes_.row<uint8_t>(row) + (format_ == Codes::kE2M1 ? column / 2 : column);
-  quantize_row(values, count * block_, block_, format_, codes, scales_.row<uint8_t>(row) + first);
+  if (fixed_) {
+    quantize_row_fixed(values, count * block_, block_, format_, scales_.row<uint8_t>(0) + first, codes);
+  } else {
+    quantize_row(values, count * block_, block_, format_, codes, scales_.row<uint8_t>(row) + first);
+  }
 }
 
 namespace {
@@ -53,13 +70,7 @@ struct Columns {
 
 class Quantize : public Kernel {
  public:
-  explicit Quantize(CallSite& site)
-      : x_(require_activation(site, site.operand(0))), columns_(site, x_.cols()), rows_(site.step, x_) {
-    std::vector<int64_t> shape = x_.shape;
-    site.require(!shape.empty(), "x has no rows");
-    shape.back() = columns_.size();
-    to_ = Quantizer(site, site.text("fmt", ""), site.integer("block"), shape, site.result(0), site.result(1));
-  }
+  explicit Quantize(CallSite& site) : Quantize(site, Tensor{}) {}
 
   size_t scratch_bytes() const override { return x_.cols() * sizeof(float); }
 
@@ -76,11 +87,26 @@ class Quantize : public Kernel {
     }
   }
 
+ protected:
+  Quantize(CallSite& site, const Tensor& fixed)
+      : x_(require_activation(site, site.operand(0))), columns_(site, x_.cols()), rows_(site.step, x_) {
+    std::vector<int64_t> shape = x_.shape;
+    site.require(!shape.empty(), "x has no rows");
+    shape.back() = columns_.size();
+    size_t result = 0;
+    to_ = Quantizer(site, shape, fixed, result);
+  }
+
  private:
   Tensor x_;
   Columns columns_;
   TokenRows rows_;
   Quantizer to_;
+};
+
+class QuantizeStatic : public Quantize {
+ public:
+  explicit QuantizeStatic(CallSite& site) : Quantize(site, site.required(1)) {}
 };
 
 class Dequantize : public Kernel {
@@ -147,6 +173,8 @@ class Dequantize : public Kernel {
 
 void add_quantize_kernels(Registry& registry) {
   registry["host.quantize"] = {"quantize(x; fmt: str, block: int, dims: ints) -> (, scale)", make_kernel<Quantize>};
+  registry["host.quantize_static"] = {"quantize_static(x, fixed; fmt: str, block: int) -> ()",
+                                      make_kernel<QuantizeStatic>};
   registry["host.dequantize"] = {"dequantize(codes, scale, base?; block: int, out: str, dims: ints) -> ()",
                                  make_kernel<Dequantize>};
 }

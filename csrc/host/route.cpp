@@ -232,9 +232,10 @@ class Swiglu : public Kernel {
 
 class SwigluQuant : public Kernel {
  public:
-  explicit SwigluQuant(CallSite& site)
-      : gated_(site),
-        to_(site, site.text("fmt", ""), site.integer("block"), gated_.tensor().shape, site.result(0), site.result(1)) {}
+  explicit SwigluQuant(CallSite& site) : gated_(site) {
+    size_t result = 0;
+    to_ = Quantizer(site, gated_.tensor().shape, site.operand(3), result);
+  }
 
   size_t scratch_bytes() const override { return 2 * gated_.tensor().cols() * sizeof(float); }
 
@@ -263,7 +264,8 @@ void add_route_kernels(Registry& registry) {
                                  make_kernel<RouteByTable>};
   registry["host.swiglu"] = {"swiglu(gate, up, weights?; limit: float) -> ()", make_kernel<Swiglu>};
   registry["host.swiglu_quant"] = {
-      "swiglu_quant(gate, up, weights?; limit: float, fmt: str, block: int) -> (codes, scale)", make_kernel<SwigluQuant>};
+      "swiglu_quant(gate, up, weights?, fixed?; limit: float, fmt: str, block: int, static: bool) -> (*)",
+      make_kernel<SwigluQuant>};
 }
 
 }  // namespace rewright

@@ -25,7 +25,7 @@ from rewright.ir.ops.index import index_score, index_topk
 from rewright.ir.ops.layout import reshape
 from rewright.ir.ops.linear import grouped_linear, linear
 from rewright.ir.ops.norm import head_rms_norm, rms_norm
-from rewright.ir.ops.quantize import dequantize, quantize
+from rewright.ir.ops.quantize import dequantize, quantize, quantize_static
 from rewright.ir.ops.rope import hadamard, rope
 from rewright.ir.ops.route import route, route_hash, swiglu
 from rewright.ir.ops.state import entry_write, ring_write
@@ -64,6 +64,7 @@ __all__ = [
     "moe",
     "multi_linear",
     "quantize",
+    "quantize_static",
     "reshape",
     "ring_write",
     "rms_norm",

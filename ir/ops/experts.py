@@ -19,7 +19,7 @@ def expert_linear(
 
     Args:
         x: [B,T,K] shared by a token's experts, or [B,T,k,K] with one row per expert; float or e4m3.
-        x_scale: e8m0 per 128 of the last axis where x is quantised.
+        x_scale: as in `linear`.
         weight: [E,N,K] as stored: float, e4m3 (scale per 128 x 128) or packed e2m1 (per 1 x 32).
         scale: block scales of the weight.
         experts: i32[B,T,k] expert ids; -1 gives a row of zeros.

@@ -10,11 +10,12 @@ from rewright.ir.op import Call, Cost, Examples, Types, op, require
 from rewright.ir.types import DType, ValueType, dtype_from_text
 
 ACTIVATION_BLOCK = 128
+"""Elements that share a scale which is found as the activation is quantised."""
 
 
 def dense_activation(x: Tensor, x_scale: Tensor | None) -> Tensor:
-    """A float activation, or FP8 codes with scales per 128, as f32."""
-    return x.float() if x_scale is None else dequantize_blocks(x, x_scale, ACTIVATION_BLOCK)
+    """A float activation, or FP8 codes with their scales, as f32."""
+    return x.float() if x_scale is None else dequantize_blocks(x, x_scale, x.shape[-1] // x_scale.shape[-1])
 
 
 def require_weight(weight: ValueType, scale: ValueType | None) -> None:
@@ -33,13 +34,16 @@ def require_weight(weight: ValueType, scale: ValueType | None) -> None:
 
 
 def require_activation(x: ValueType, x_scale: ValueType | None) -> None:
-    """Refuse an activation whose scales (per 128 of the last axis) do not fit."""
+    """Refuse an activation whose scales do not fit: per 128 of the last axis, or [K/block] for all rows."""
     if x_scale is None:
         require(x.dtype.is_float, f"activation {x} needs a scale")
         return
-    blocks = (*x.shape[:-1], x.shape[-1] // ACTIVATION_BLOCK)
     require(x.dtype is DType.F8E4M3, f"activation {x} takes no scale")
-    require(x_scale.dtype is DType.E8M0 and x_scale.shape == blocks, f"scale {x_scale} does not fit {x}")
+    if len(x_scale.shape) == 1:
+        fits = x_scale.shape[0] > 0 and x.shape[-1] % x_scale.shape[0] == 0
+    else:
+        fits = x_scale.shape == (*x.shape[:-1], x.shape[-1] // ACTIVATION_BLOCK)
+    require(x_scale.dtype is DType.E8M0 and fits, f"scale {x_scale} does not fit {x}")
 
 
 @op()
@@ -48,7 +52,8 @@ def linear(x: Tensor, x_scale: Tensor | None, weight: Tensor, scale: Tensor | No
 
     Args:
         x: activation, float or e4m3 codes.
-        x_scale: e8m0[...,K/128] where x is quantised.
+        x_scale: e8m0[...,K/128] where x is quantised, or e8m0[K/block] if its scales are the same for
+            all rows.
         weight: [N,K] as stored: float, or e4m3 with a scale per 128 x 128.
         scale: block scales of the weight.
         out: dtype of the result.
@@ -84,6 +89,7 @@ def _(call: Call) -> Cost:
 def _(gen: Examples):
     fp8 = (gen.e4m3(192, 256), gen.e8m0(2, 2))
     yield (gen.e4m3(2, 3, 256), gen.e8m0(2, 3, 2), *fp8), {"out": "bf16"}
+    yield (gen.e4m3(2, 3, 256), gen.e8m0(8), *fp8), {"out": "bf16"}
     yield (gen.randn(2, 3, 256), None, *fp8), {"out": "bf16"}
     yield (gen.randn(2, 3, 64), None, gen.randn(16, 64), None), {"out": "bf16"}
     yield (gen.randn(2, 3, 64), None, gen.randn(16, 64), None), {"out": "f32"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rewright.ir.formats import dequantize_blocks, quantize_blocks
+from rewright.ir.formats import dequantize_blocks, quantize_blocks, quantize_fixed
 from rewright.ir.op import Call, Cost, Examples, Types, op, require
 from rewright.ir.types import DType, ValueType, dtype_from_text
 
@@ -50,6 +50,43 @@ def _(gen: Examples):
     yield (gen.randn(2, 1, 128, std=100.0),), {"fmt": "e4m3", "block": 64, "dims": [0, 64]}
     yield (gen.randn(2, 1, 4, 128),), {"fmt": "e2m1", "block": 32}
     yield (torch.zeros(1, 1, 64),), {"fmt": "e2m1", "block": 32}
+
+
+@op(since="precision")
+def quantize_static(x: Tensor, fixed: Tensor, *, fmt: str, block: int) -> Tensor:
+    """Quantise the last axis with scales known beforehand: float[...,K], e8m0[K/block] -> codes[...,K].
+
+    Args:
+        x: values. Magnitudes beyond a block's range become its largest one.
+        fixed: scale of every block, the same for all rows (`ir/static_scales.py`).
+        fmt: "e4m3" or "e2m1".
+        block: elements that share a scale.
+    """
+    return quantize_fixed(x, fixed, fmt)
+
+
+@quantize_static.infer
+def _(x: ValueType, fixed: ValueType, *, fmt: str, block: int) -> Types:
+    require(fmt in _CODES, f"unknown format {fmt!r}")
+    require(x.dtype.is_float, f"{x} is not a float")
+    blocks = ValueType(DType.E8M0, (x.shape[-1] // block,))
+    require(
+        x.shape[-1] % block == 0 and fixed == blocks, f"scales {fixed} do not fit {x} in blocks of {block}"
+    )
+    return (x.with_dtype(_CODES[fmt]),)
+
+
+@quantize_static.cost
+def _(call: Call) -> Cost:
+    return call.cost(flops=2 * call.outputs[0].numel)
+
+
+@quantize_static.examples
+def _(gen: Examples):
+    yield (gen.randn(2, 3, 256), gen.e8m0(2)), {"fmt": "e4m3", "block": 128}
+    yield (gen.randn(2, 1, 128, dtype=torch.float32), gen.e8m0(4)), {"fmt": "e4m3", "block": 32}
+    yield (gen.randn(2, 3, 2, 64), gen.e8m0(1)), {"fmt": "e4m3", "block": 64}
+    yield (gen.randn(2, 1, 4, 128), gen.e8m0(4)), {"fmt": "e2m1", "block": 32}
 
 
 @op()

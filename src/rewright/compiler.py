@@ -34,6 +34,7 @@ from rewright.ir.manifest import (
 )
 from rewright.ir.plan import Plan, plan_path
 from rewright.ir.printer import print_graph
+from rewright.ir.static_scales import StaticScales
 from rewright.ir.types import ValueType
 from rewright.ir.variant import Variant
 from rewright.passes.facts import FoldWo
@@ -41,7 +42,7 @@ from rewright.passes.manager import PassOptions, weight_types_of
 from rewright.passes.pipelines import REACHABLE
 from rewright.passes.report import Report
 from rewright.quality_gate import Quality, QualityGate, QualityLimit
-from rewright.rewriting import REPRODUCER, rewrite
+from rewright.rewriting import REPRODUCER, require_scales_fit, rewrite
 from rewright.runtime.load import Artifact
 from rewright.runtime.memory import require_memory
 from rewright.runtime.tokenizer import Tokenizer
@@ -64,6 +65,7 @@ class CompileOptions:
         passes: which passes run, up to which stage, and whether each rewrite is verified.
         target: set of kernels, a name of `codegen.targets.TARGETS`; "auto" takes what this machine runs.
         quality: how well the compiled model must predict which texts; None asks nothing.
+        static_scales: calibrated scales of activations; None leaves them to be found as the model runs.
     """
 
     numerics: Numerics = Numerics.FAITHFUL
@@ -74,6 +76,7 @@ class CompileOptions:
     passes: PassOptions = field(default_factory=PassOptions)
     target: str = "auto"
     quality: QualityLimit | None = None
+    static_scales: StaticScales | None = None
 
     def choose_target(self) -> Target:
         """The set of kernels; `UsageError` for an unknown one."""
@@ -83,15 +86,20 @@ class CompileOptions:
         """A checkpoint folder or a config.json, opened with these options.
 
         Raises:
-            UsageError: limits that the model or the target's kernels do not have.
+            UsageError: limits that the model or the target's kernels do not have, numerics that static scales
+                do not go with.
+            BadInput: static scales of another checkpoint.
         """
-        return ModelSource.open(
+        source = ModelSource.open(
             path,
             self.numerics,
             max_context=self.max_context,
             max_batch=self.max_batch,
             chunk=target.chunk(self.chunk, self.max_batch),
         )
+        if self.static_scales is not None:
+            require_scales_fit(self.static_scales, source)
+        return source
 
 
 @dataclass(frozen=True)
@@ -165,7 +173,7 @@ def compile_model(
     notes = list(source.notes)
     gate = None
     if options.quality is not None:
-        exact = replace(options, numerics=Numerics.FP32).open(checkpoint, target)
+        exact = replace(options, numerics=Numerics.FP32, static_scales=None).open(checkpoint, target)
         gate = QualityGate(options.quality, checkpoint, exact)
     clock.lap("open")
     failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")
@@ -203,7 +211,8 @@ def compile_model(
             abi=target.abi,
             numerics=options.numerics.value,
             passes=options.passes.passes,
-            fold_wo=bool(model.derived),
+            fold_wo=any(w.sources for w in model.derived.values()),
+            static_scales="" if options.static_scales is None else options.static_scales.digest(),
             stages=stages,
             memory=memory,
             limits=source.limits,
@@ -277,6 +286,7 @@ def rewrite_all(
             variant,
             options.passes,
             options.fold_wo,
+            options.static_scales,
             observe=observe,
             reproducer=reproducer,
         )

@@ -151,6 +151,7 @@ def compile_random(
         numerics=options.numerics.value,
         passes=options.passes.passes,
         fold_wo=bool(model.derived),
+        static_scales="",
         stages=stages,
         memory=memory,
         limits=source.limits,

@@ -250,6 +250,13 @@ def product(rows: int, columns: int, dtype: str = "bf16") -> Case:
     return Case("linear", operands, {"out": "bf16"})
 
 
+def codes_product() -> Case:
+    """Of codes that share one row of scales."""
+    weight = {"weight": "weight f8e4m3[128,128]", "scale": "weight e8m0[1,1]"}
+    operands = {"x": "input f8e4m3[1,1,128]", "x_scale": "weight e8m0[4]", **weight}
+    return Case("linear", operands, {"out": "bf16"})
+
+
 def attention(heads: int, width: int) -> Case:
     operands = {
         "q": f"input bf16[1,1,{heads},{width}]", **STEP,
@@ -299,6 +306,9 @@ TAKES = [
 REFUSES: dict[str, dict[str, Case]] = {
     "activations": {"x is f32, not bf16": norm("f32"), "x is f16, not bf16": norm("f16")},
     "weights": {"weight weight is f16": norm(weight="f16"), "weight weight is f64": norm(weight="f64")},
+    "scales": {
+        "scales are calibrated: these kernels take those that are found as a row is quantised": codes_product(),
+    },
     "matrix": {
         "rows of 192 elements are no multiple of 128": product(128, 192),
         "192 rows of a matrix with scales are no multiple of 128": product(192, 128, "f8e4m3"),

@@ -44,6 +44,7 @@ def constant_artifact(
         numerics="faithful",
         passes=(),
         fold_wo=False,
+        static_scales="",
         stages=("layout",),
         memory=Memory(ALIGN + rows.nbytes, state_bytes),
         limits=LIMITS,

@@ -208,10 +208,16 @@ def test_cost(op: Op, operands: Operands, attrs: Attrs) -> None:
         assert {type(n) for n in (*cost.reads.values(), cost.writes, cost.flops)} == {int}
 
 
+def fixed_scales(op: Op, operands: Operands) -> set[str]:
+    """Scales of an activation that are one row for all rows."""
+    named = dict(zip(op.operands, operands, strict=True))
+    return {n for n in ("fixed", "x_scale") if (t := named.get(n)) is not None and t.dim() == 1}
+
+
 @cases
 def test_rows_of_a_batch_do_not_touch_each_other(op: Op, operands: Operands, attrs: Attrs) -> None:
     """Each row alone gives what it gives in the batch; updates of state add up in any order."""
-    shared = SHARED.get(op.name, set())
+    shared = SHARED.get(op.name, set()) | fixed_scales(op, operands)
     assert shared <= set(op.operands)
     sizes = {
         t.shape[0] for n, t in zip(op.operands, operands, strict=True) if n not in shared and t is not None

@@ -37,7 +37,8 @@ def rule_id(rule: Transform) -> str:
     return f"{owner.name}/{rule.name}" + (f"#{alike.index(rule)}" if len(alike) > 1 else "")
 
 
-ALL = [rule for pass_ in PIPELINE for rule in pass_.rules]
+# Codes change with their scales: test_static_scales.py compares what their readers see.
+ALL = [rule for pass_ in PIPELINE if pass_.name != "static_scales" for rule in pass_.rules]
 RULES = {rule_id(rule): rule for rule in ALL}
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 

@@ -27,6 +27,7 @@ def hc_pre(
     scale: Tensor,
     base: Tensor,
     norm: Tensor | None,
+    fixed: Tensor | None,
     *,
     n: int,
     iters: int,
@@ -35,11 +36,12 @@ def hc_pre(
     norm_eps: float = 0.0,
     fmt: str = "",
     block: int = 0,
+    static: bool = False,
     keep: bool = True,
 ) -> list[Tensor]:
     """Streams X[B,T,n,D] -> input of a sub-block and what puts its output back.
 
-    ([x[B,T,D]], [codes, scale of x], post f32[B,T,n], comb f32[B,T,n,n])
+    ([x[B,T,D]], [codes, [scale] of x], post f32[B,T,n], comb f32[B,T,n,n])
 
     Args:
         streams: X.
@@ -47,11 +49,12 @@ def hc_pre(
         norm: weight of the RMS norm of x; absent where x is the collapsed streams themselves.
         n, iters, eps, hc_eps: streams, Sinkhorn steps, eps of the RMS in `hc_mix`, eps of `hc_split`.
         norm_eps: eps of the norm.
-        fmt, block: quantisation of x; none where `fmt` is empty.
+        fixed, fmt, block, static: quantisation of x (`fused/quant.py`); none where `fmt` is empty.
         keep: whether x itself is a result.
     """
     coefficients = (n, iters, eps, hc_eps)
-    return _pre(streams, fn, scale, base, norm, coefficients, norm_eps, fmt, block, keep)
+    quant = (fixed, fmt, block, static)
+    return _pre(streams, fn, scale, base, norm, coefficients, norm_eps, quant, keep)
 
 
 def _pre(
@@ -62,18 +65,17 @@ def _pre(
     norm: Any,
     coefficients: tuple[int, int, float, float],
     norm_eps: float,
-    fmt: str,
-    block: int,
+    quant: tuple[Any, str, int, bool],
     keep: bool,
 ) -> list[Any]:
-    """Results of `hc_pre`; coefficients are (n, iters, eps, hc_eps)."""
+    """Results of `hc_pre`; coefficients are (n, iters, eps, hc_eps), quant is (fixed, fmt, block, static)."""
     n, iters, eps, hc_eps = coefficients
     mix = hc_mix(streams, fn, eps=eps)
     pre, post, comb = hc_split(mix, scale, base, streams=n, iters=iters, eps=hc_eps)
     x = hc_collapse(streams, pre)
     if norm is not None:
         x = rms_norm(x, norm, eps=norm_eps)
-    return [*((x,) if keep else ()), *quantized(x, fmt, block), post, comb]
+    return [*((x,) if keep else ()), *quantized(x, *quant), post, comb]
 
 
 @composed(outputs=lambda attrs: ("streams", *_pre_roles(attrs)))
@@ -86,6 +88,7 @@ def hc_post_pre(
     scale: Tensor,
     base: Tensor,
     norm: Tensor | None,
+    fixed: Tensor | None,
     *,
     n: int,
     iters: int,
@@ -94,6 +97,7 @@ def hc_post_pre(
     norm_eps: float = 0.0,
     fmt: str = "",
     block: int = 0,
+    static: bool = False,
     keep: bool = True,
 ) -> list[Tensor]:
     """`hc_combine` of one sub-block, then `hc_pre` of the next -> (streams, ... as in `hc_pre`).
@@ -102,16 +106,23 @@ def hc_post_pre(
         y: output of the sub-block [B,T,D].
         before: streams before it [B,T,n,D].
         post, comb: its coefficients.
-        fn, scale, base, norm: of the next sub-block; the rest as in `hc_pre`.
+        fn, scale, base, norm, fixed: of the next sub-block; the rest as in `hc_pre`.
     """
     streams = hc_combine(y, before, post, comb)
     coefficients = (n, iters, eps, hc_eps)
-    return [streams, *_pre(streams, fn, scale, base, norm, coefficients, norm_eps, fmt, block, keep)]
+    quant = (fixed, fmt, block, static)
+    return [streams, *_pre(streams, fn, scale, base, norm, coefficients, norm_eps, quant, keep)]
 
 
 def _pre_examples(gen: Examples):
     f32 = torch.float32
-    for n, extra in ((4, {}), (2, {"norm_eps": 1e-5, "fmt": "e4m3", "block": 64, "keep": False})):
+    normed = {"norm_eps": 1e-5, "fmt": "e4m3"}
+    kinds = (
+        (4, {}),
+        (2, {**normed, "block": 64, "keep": False}),
+        (2, {**normed, "block": 32, "static": True}),
+    )
+    for n, extra in kinds:
         size = (2 + n) * n
         weights = (
             gen.randn(size, n * 64, dtype=f32, std=0.1),
@@ -119,8 +130,9 @@ def _pre_examples(gen: Examples):
             gen.randn(size, dtype=f32),
         )
         norm = gen.randn(64) if extra else None
+        fixed = gen.e8m0(2) if extra.get("static") else None
         attrs = {"n": n, "iters": 3, "eps": 1e-6, "hc_eps": 1e-4, **extra}
-        yield n, (*weights, norm), attrs
+        yield n, (*weights, norm, fixed), attrs
 
 
 @hc_pre.examples

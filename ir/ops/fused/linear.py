@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rewright.ir.compose import composed
 from rewright.ir.op import Attrs, Examples, Roles, require
+from rewright.ir.ops.fused.quant import quant_roles, quantized
 from rewright.ir.ops.linear import grouped_linear, linear
-from rewright.ir.ops.quantize import quantize
 
 MOST_LINEARS = 8
 """Linears that one `multi_linear` can hold."""
@@ -73,16 +73,30 @@ def _(gen: Examples):
     yield (gen.randn(2, 3, 64), None, *plain, *absent), {"outs": "f32,bf16,f32"}
 
 
-@composed(outputs=("codes", "scale"))
+@composed(outputs=quant_roles)
 def grouped_linear_quant(
-    x: Tensor, weight: Tensor, scale: Tensor | None, *, fmt: str, block: int
-) -> tuple[Tensor, Tensor]:
-    """quantize(grouped_linear(x)), the groups side by side: [B,T,G,K] -> codes and scale of [B,T,G*R]."""
-    return quantize(grouped_linear(x, weight, scale, flat=True), fmt=fmt, block=block)
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    fixed: Tensor | None,
+    *,
+    fmt: str,
+    block: int,
+    static: bool = False,
+) -> list[Tensor]:
+    """quantize(grouped_linear(x)), the groups side by side: [B,T,G,K] -> (codes, [scale]) of [B,T,G*R].
+
+    Args:
+        x, weight, scale: as in `grouped_linear`.
+        fixed, fmt, block, static: of the quantisation (`fused/quant.py`).
+    """
+    return [*quantized(grouped_linear(x, weight, scale, flat=True), fixed, fmt, block, static)]
 
 
 @grouped_linear_quant.examples
 def _(gen: Examples):
     attrs = {"fmt": "e4m3", "block": 128}
-    yield (gen.randn(2, 3, 2, 256), gen.e4m3(256, 256), gen.e8m0(2, 2)), attrs
-    yield (gen.randn(2, 1, 2, 64, dtype=torch.float32), gen.randn(256, 64), None), attrs
+    fp8 = (gen.e4m3(256, 256), gen.e8m0(2, 2))
+    yield (gen.randn(2, 3, 2, 256), *fp8, None), attrs
+    yield (gen.randn(2, 1, 2, 64, dtype=torch.float32), gen.randn(256, 64), None, None), attrs
+    yield (gen.randn(2, 3, 2, 256), *fp8, gen.e8m0(8)), {"fmt": "e4m3", "block": 32, "static": True}
