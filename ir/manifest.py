@@ -15,7 +15,7 @@ from rewright.ir.plan import plan_path
 from rewright.ir.variant import Limits, Variant
 from rewright.ir.weight_layout import LAYOUTS
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 GENERATION_NAME = "generation_config.json"
@@ -59,6 +59,7 @@ class Manifest:
         target: set of kernels that its plans call.
         abi: hash over the target's kernels (`ir.plan.kernel_abi`).
         numerics: numerics mode.
+        kv: how keys are stored, as `--kv` spells it.
         passes: names of the passes that ran, in order.
         fold_wo: whether wo_a and wo_b are one matrix.
         stages: stages of which graph texts are kept; the plans are made of the last one.
@@ -75,6 +76,7 @@ class Manifest:
     target: str
     abi: str
     numerics: str
+    kv: str
     passes: tuple[str, ...]
     fold_wo: bool
     stages: tuple[str, ...]
@@ -100,6 +102,7 @@ class Manifest:
             },
             "options": {
                 "numerics": self.numerics,
+                "kv": self.kv,
                 "passes": list(self.passes),
                 "fold_wo": self.fold_wo,
                 "max_context": limits.max_context,
@@ -135,6 +138,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
         target=value["target"],
         abi=value["abi"],
         numerics=options["numerics"],
+        kv=options["kv"],
         passes=tuple(options["passes"]),
         fold_wo=options["fold_wo"],
         stages=tuple(value["stages"]),
@@ -162,6 +166,7 @@ _SHAPE: dict[str, Any] = {
     "stages": [str],
     "options": {
         "numerics": str,
+        "kv": str,
         "passes": [str],
         "fold_wo": bool,
         "max_context": int,

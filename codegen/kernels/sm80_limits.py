@@ -65,6 +65,13 @@ class Limit:
     find: Callable[[Call], str | None]
 
 
+def _packed(call: Call) -> str | None:
+    for name, value in call.attrs.items():
+        if name.endswith("_rows") and value:
+            return f"{name.removesuffix('_rows')} holds packed keys ({value}); these kernels read bf16 ones only"
+    return None
+
+
 def _dtype(call: Call) -> str | None:
     for name in _BF16.get(call.unit.op.name, ()):
         type = call.operand(name)
@@ -167,6 +174,7 @@ def _either(choices: tuple[int, ...]) -> str:
 
 
 LIMITS = (
+    Limit("keys", "keys stored as bf16 (--kv bf16)", _packed),
     Limit("activations", "bf16 activations", _dtype),
     Limit("weights", "weights in bf16, f32, e4m3 or e2m1", _weight_dtype),
     Limit("matrix", f"matrices with scales of N and K, others of K, multiples of {MATRIX_ALIGN}", _matrix),

@@ -21,6 +21,7 @@
 #include "norm.h"
 #include "rope.h"
 #include "rows.h"
+#include "state_rows.h"
 #include "sum.h"
 
 namespace rewright {
@@ -37,24 +38,26 @@ class Attention : public Kernel {
  protected:
   // `first` is the index of operand kv; the RoPE tables, where there are some, stand before pos.
   Attention(CallSite& site, size_t first, size_t pos, int64_t heads, int64_t dim, DType dtype)
-      : step_(site.step), kv_(site.operand(first)), window_(site.required(first + 1)), compressed_(site.operand(first + 2)),
+      : step_(site.step), kv_(site.operand(first)),
         indices_(site.operand(first + 3)), heads_(heads), dim_(dim), dtype_(dtype), ratio_(site.integer("ratio")),
         scale_(static_cast<float>(site.number("scale"))) {
     const int64_t batch = step_->batch, tokens = step_->tokens;
     site.require(heads > 0 && dim > 0, "there are no heads");
-    site.require(window_.rank() == 3 && window_.dtype == dtype && window_.dim(2) == dim && window_.dim(1) > 0,
-                 "the window does not fit the queries");
+    window_ = StateRows(site, site.required(first + 1), site.text("window_rows", ""), dim, dtype,
+                        "the window does not fit the queries");
+    if (const Tensor& compressed = site.operand(first + 2)) {
+      compressed_ = StateRows(site, compressed, site.text("compressed_rows", ""), dim, dtype,
+                              "the entries do not fit the queries");
+    }
     site.require(!kv_ || (kv_.dtype == dtype && kv_.shape == std::vector<int64_t>{batch, tokens, dim}), "kv does not fit");
     site.require(kv_ || tokens == 1, "the ring cannot hold the keys of several tokens for the first");
     site.require(static_cast<bool>(compressed_) == (ratio_ > 0) && ratio_ >= 0, "entries and a ratio go together");
     site.require(!indices_ || compressed_, "indices without entries");
     const int64_t capacity = site.integer("capacity");
     if (compressed_) {
-      site.require(compressed_.rank() == 3 && compressed_.dtype == dtype && compressed_.dim(2) == dim,
-                   "the entries do not fit the queries");
-      site.require(compressed_.dim(0) == window_.dim(0) && capacity >= 0 && compressed_.dim(1) >= capacity / ratio_,
+      site.require(compressed_.slots() == window_.slots() && capacity >= 0 && compressed_.size() >= capacity / ratio_,
                    "the entries hold less than the capacity");
-      entries_ = compressed_.dim(1);
+      entries_ = compressed_.size();
     }
     if (indices_) {
       site.require(indices_.dtype == DType::kI32 && indices_.rank() == 3 && indices_.dim(0) == batch &&
@@ -66,7 +69,7 @@ class Attention : public Kernel {
     sink_.resize(heads);
     load_row(sink, 0, sink_.data());
     for (size_t i = pos; i < pos + 3; ++i) site.required(i);
-    most_keys_ = window_.dim(1) + (indices_ ? std::min(indices_.dim(2), entries_) : entries_);
+    most_keys_ = window_.size() + (indices_ ? std::min(indices_.dim(2), entries_) : entries_);
     pieces_ = (heads_ + kHeads - 1) / kHeads;
   }
 
@@ -106,7 +109,7 @@ class Attention : public Kernel {
 
   Places places(int batch) const {
     const int64_t p = step_->pos[batch], n = step_->n_valid[batch];
-    Places result{std::min<int64_t>(window_.dim(1), p + n), 0};
+    Places result{std::min<int64_t>(window_.size(), p + n), 0};
     if (!compressed_) return result;
     const int64_t finished = std::min<int64_t>((p + n) / ratio_, entries_);
     result.entries = indices_ ? std::min(indices_.dim(2), finished) : finished;
@@ -117,7 +120,7 @@ class Attention : public Kernel {
   // entries their index; -1 for a place that is not used.
   int64_t list(int batch, int token, const Places& places, int32_t* out) const {
     const int64_t p = step_->pos[batch], at = p + token;
-    const int64_t oldest = std::max<int64_t>(0, at - window_.dim(1) + 1);
+    const int64_t oldest = std::max<int64_t>(0, at - window_.size() + 1);
     int64_t count = 0;
     for (; count < places.window; ++count) out[count] = oldest + count <= at ? static_cast<int32_t>(-2 - (oldest + count)) : -1;
     if (places.entries == 0) return count;
@@ -132,7 +135,7 @@ class Attention : public Kernel {
 
   // Keys first .. first + count of a list as fp32 rows, zeros where a place is not used.
   void gather(int batch, const int32_t* list, int64_t count, float* to) const {
-    const int64_t wide = padded(dim_), p = step_->pos[batch], slot = step_->slot[batch], size = window_.dim(1);
+    const int64_t wide = padded(dim_), p = step_->pos[batch], slot = step_->slot[batch];
     for (int64_t i = 0; i < count; ++i, to += wide) {
       if (list[i] == -1) {
         std::memset(to, 0, wide * sizeof(float));
@@ -140,11 +143,11 @@ class Attention : public Kernel {
       }
       const int64_t position = -2 - int64_t{list[i]};
       if (list[i] >= 0) {
-        load_row(compressed_, slot * compressed_.dim(1) + list[i], to);
+        compressed_.load(slot, list[i], to);
       } else if (kv_ && position >= p) {
         load_row(kv_, int64_t{batch} * step_->tokens + position - p, to);
       } else {
-        load_row(window_, slot * size + position % size, to);
+        window_.load(slot, position % window_.size(), to);
       }
       std::fill(to + dim_, to + wide, 0.0f);
     }
@@ -204,7 +207,8 @@ class Attention : public Kernel {
   }
 
   const Step* step_;
-  Tensor kv_, window_, compressed_, indices_;
+  Tensor kv_, indices_;
+  StateRows window_, compressed_;
   int64_t heads_, dim_;
   DType dtype_;
   int64_t ratio_;
@@ -304,11 +308,11 @@ class FusedAttention : public Attention {
 void add_attention_kernels(Registry& registry) {
   registry["host.sparse_attention"] = {
       "sparse_attention(q, kv?, window, compressed?, indices?, sink, pos, n_valid, slot; ratio: int, capacity: int, "
-      "scale: float) -> ()",
+      "scale: float, window_rows: str, compressed_rows: str) -> ()",
       make_kernel<SparseAttention>};
   registry["host.attention"] = {
       "attention(q, kv?, window, compressed?, indices?, sink, cos, sin, pos, n_valid, slot; heads: int, eps: float, "
-      "tail: ints, ratio: int, capacity: int, scale: float) -> ()",
+      "tail: ints, ratio: int, capacity: int, scale: float, window_rows: str, compressed_rows: str) -> ()",
       make_kernel<FusedAttention>};
 }
 

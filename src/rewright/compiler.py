@@ -16,6 +16,7 @@ from rewright.codegen.shards import write_shards
 from rewright.codegen.targets import Target
 from rewright.dump_folder import DumpFolder
 from rewright.frontend.chat_constants import CHAT_CONSTANTS_NAME, read_chat_constants
+from rewright.frontend.kv_formats import KvFormats
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.derived import DerivedWeight
@@ -64,6 +65,7 @@ class CompileOptions:
         passes: which passes run, up to which stage, and whether each rewrite is verified.
         target: set of kernels, a name of `codegen.targets.TARGETS`; "auto" takes what this machine runs.
         quality: how well the compiled model must predict which texts; None asks nothing.
+        kv: how keys are stored.
     """
 
     numerics: Numerics = Numerics.FAITHFUL
@@ -74,6 +76,7 @@ class CompileOptions:
     passes: PassOptions = field(default_factory=PassOptions)
     target: str = "auto"
     quality: QualityLimit | None = None
+    kv: KvFormats = KvFormats()
 
     def choose_target(self) -> Target:
         """The set of kernels; `UsageError` for an unknown one."""
@@ -91,6 +94,7 @@ class CompileOptions:
             max_context=self.max_context,
             max_batch=self.max_batch,
             chunk=target.chunk(self.chunk, self.max_batch),
+            kv=self.kv,
         )
 
 
@@ -165,7 +169,7 @@ def compile_model(
     notes = list(source.notes)
     gate = None
     if options.quality is not None:
-        exact = replace(options, numerics=Numerics.FP32).open(checkpoint, target)
+        exact = replace(options, numerics=Numerics.FP32, kv=KvFormats()).open(checkpoint, target)
         gate = QualityGate(options.quality, checkpoint, exact)
     clock.lap("open")
     failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")
@@ -202,6 +206,7 @@ def compile_model(
             target=target.name,
             abi=target.abi,
             numerics=options.numerics.value,
+            kv=str(options.kv),
             passes=options.passes.passes,
             fold_wo=bool(model.derived),
             stages=stages,

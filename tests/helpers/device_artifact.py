@@ -44,6 +44,7 @@ def constant_artifact(
         numerics="faithful",
         passes=(),
         fold_wo=False,
+        kv="bf16",
         stages=("layout",),
         memory=Memory(ALIGN + rows.nbytes, state_bytes),
         limits=LIMITS,
