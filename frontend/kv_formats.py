@@ -66,10 +66,11 @@ class KvFormats:
 
     def __str__(self) -> str:
         """The shortest text that `parse_kv` reads as this; equal values have equal texts."""
-        base = self.index
-        others = {kind: self.of(kind) for kind in KINDS}
-        changed = [f"{kind}={format.value}" for kind, format in others.items() if format is not base]
-        return ",".join([base.value, *changed])
+        texts = [
+            [base.value, *(f"{kind}={self.of(kind).value}" for kind in KINDS if self.of(kind) is not base)]
+            for base in (KvFormat.BF16, KvFormat.PACKED)
+        ]
+        return ",".join(min(texts, key=len))
 
     def of(self, kind: str) -> KvFormat:
         """The format of a kind."""

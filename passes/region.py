@@ -220,7 +220,8 @@ def _packed_rows(node: Node, type: ValueType, generator: torch.Generator) -> Ten
         for name, value in zip(op_of(reader.target).operands, operands_of(reader), strict=True):
             if value is node and (packed := rows_of(reader.kwargs, name)) is not None:
                 slots, count, row_bytes = type.shape
-                return packed.pack(torch.randn(slots, count, packed.columns(row_bytes), generator=generator))
+                rows = torch.randn(slots, count, packed.columns(row_bytes), generator=generator)
+                return packed.pack(rows.bfloat16())
     return torch.randint(-128, 128, type.shape, generator=generator, dtype=torch.int8)
 
 
