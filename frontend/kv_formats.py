@@ -101,6 +101,9 @@ class KvFormats:
             )
 
 
+PLAIN = KvFormats()
+"""Keys as bf16 values."""
+
 KINDS = tuple(field.name for field in fields(KvFormats))
 
 

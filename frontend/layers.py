@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rewright.frontend.config import ModelConfig
-from rewright.frontend.kv_formats import KvFormats, Rounding
+from rewright.frontend.kv_formats import PLAIN, KvFormats, Rounding
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.storage import Format, Storage, scale_shape
 from rewright.ir import ops
@@ -41,7 +41,7 @@ class Builder:
     limits: Limits
     states: dict[str, ValueType] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
-    kv: KvFormats = KvFormats()
+    kv: KvFormats = PLAIN
 
     @property
     def act(self) -> DType:
@@ -90,9 +90,7 @@ def parameter(type: ValueType) -> nn.Parameter:
     return nn.Parameter(type.empty("meta"), requires_grad=False)
 
 
-def round_trip(
-    x: Value, numerics: Numerics, rounding: Rounding, name: str, stop: int | None = None
-) -> Value:
+def round_trip(x: Value, numerics: Numerics, rounding: Rounding, name: str, stop: int | None = None) -> Value:
     """Quantise and dequantise, the rounding that the released model applies to keys.
 
     `stop` limits it to the leading dims. Without rounding in `numerics` x is returned.

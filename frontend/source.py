@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rewright.frontend.checkpoint import Checkpoint
 from rewright.frontend.config import ModelConfig, load_config
-from rewright.frontend.kv_formats import KvFormats
+from rewright.frontend.kv_formats import PLAIN, KvFormats
 from rewright.frontend.layers import Builder
 from rewright.frontend.model import Model
 from rewright.frontend.numerics import Numerics
@@ -52,7 +52,7 @@ class ModelSource:
         max_context: int = 4096,
         max_batch: int = 1,
         chunk: int = 128,
-        kv: KvFormats = KvFormats(),
+        kv: KvFormats = PLAIN,
     ) -> ModelSource:
         """Read a checkpoint folder (configuration and shard headers only) or a config.json.
 

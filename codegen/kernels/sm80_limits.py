@@ -68,7 +68,8 @@ class Limit:
 def _packed(call: Call) -> str | None:
     for name, value in call.attrs.items():
         if name.endswith("_rows") and value:
-            return f"{name.removesuffix('_rows')} holds packed keys ({value}); these kernels read bf16 ones only"
+            state = name.removesuffix("_rows")
+            return f"{state} holds packed keys ({value}); these kernels read bf16 only (--kv bf16)"
     return None
 
 

@@ -190,9 +190,7 @@ def _(gen: Examples):
     for window_rows, compressed_rows, dim in (("e4m3:8:8", "e2m1:4:8", 16), ("e4m3:64:64", "", 96)):
         q, kv = gen.randn(2, 3, 2, dim), gen.randn(2, 3, dim)
         window = packed_state(gen, window_rows, 3, 8, dim)
-        entries = (
-            packed_state(gen, compressed_rows, 3, 8, dim) if compressed_rows else gen.randn(3, 8, dim)
-        )
+        entries = packed_state(gen, compressed_rows, 3, 8, dim) if compressed_rows else gen.randn(3, 8, dim)
         chosen, packed = gen.integers(-1, 9, 2, 3, 3), {"window_rows": window_rows}
         vectors, one = _vectors((13, 0), (3, 2), (2, 0)), _vectors((13, 0), (1, 1), (2, 0))
         yield (q, kv, window, None, None, sink, *vectors), {**attrs, "ratio": 0, **packed}

@@ -73,7 +73,10 @@ def _(gen: Examples):
     yield (gen.randn(1, 4, 4), gen.randn(1, 9, 4), *_batch((3,), (7,), (0,))), {}
     for text, columns in PACKED_EXAMPLES:
         vectors = _batch((6, 0), (5, 0), (2, 0))
-        yield (packed_state(gen, text, 3, 8, columns), gen.randn(2, 5, columns), *vectors), {"ring_rows": text}
+        yield (
+            (packed_state(gen, text, 3, 8, columns), gen.randn(2, 5, columns), *vectors),
+            {"ring_rows": text},
+        )
 
 
 PACKED_EXAMPLES = (("e4m3:8:24", 28), ("e4m3:64:64", 96), ("e2m1:32:64", 64), ("e2m1:16:32", 36))

@@ -16,7 +16,7 @@ from rewright.codegen.shards import write_shards
 from rewright.codegen.targets import Target
 from rewright.dump_folder import DumpFolder
 from rewright.frontend.chat_constants import CHAT_CONSTANTS_NAME, read_chat_constants
-from rewright.frontend.kv_formats import KvFormats
+from rewright.frontend.kv_formats import PLAIN, KvFormats
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.derived import DerivedWeight
@@ -76,7 +76,7 @@ class CompileOptions:
     passes: PassOptions = field(default_factory=PassOptions)
     target: str = "auto"
     quality: QualityLimit | None = None
-    kv: KvFormats = KvFormats()
+    kv: KvFormats = PLAIN
 
     def choose_target(self) -> Target:
         """The set of kernels; `UsageError` for an unknown one."""
@@ -169,7 +169,7 @@ def compile_model(
     notes = list(source.notes)
     gate = None
     if options.quality is not None:
-        exact = replace(options, numerics=Numerics.FP32, kv=KvFormats()).open(checkpoint, target)
+        exact = replace(options, numerics=Numerics.FP32, kv=PLAIN).open(checkpoint, target)
         gate = QualityGate(options.quality, checkpoint, exact)
     clock.lap("open")
     failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rewright.codegen.pack import layouts_of
 from rewright.frontend.config import CONFIG_NAME, ModelConfig
-from rewright.frontend.kv_formats import KvFormats
+from rewright.frontend.kv_formats import PLAIN, KvFormats
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.rope_tables import rope_constants
 from rewright.frontend.source import ModelSource
@@ -72,7 +72,7 @@ def open_config(
     max_batch: int = 1,
     chunk: int = 128,
     numerics: Numerics = Numerics.FAITHFUL,
-    kv: KvFormats = KvFormats(),
+    kv: KvFormats = PLAIN,
 ) -> ModelSource:
     """A configuration without a checkpoint, ready to be traced."""
     with tempfile.TemporaryDirectory() as folder:

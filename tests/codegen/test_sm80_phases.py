@@ -297,7 +297,7 @@ TAKES = [
     *(attention(4, width) for width in (128, 256, 512)), rows_of_keys(512), score(128),
     streams(2), streams(4), mixed(2), mixed(4), routed(384, 8),
 ]  # fmt: skip
-PACKED = "holds packed keys ({}); these kernels read bf16 ones only"
+PACKED = "holds packed keys ({}); these kernels read bf16 only (--kv bf16)"
 REFUSES: dict[str, dict[str, Case]] = {
     "keys": {
         f"window {PACKED.format('e4m3:64:448')}": attention(4, 512, window_rows="e4m3:64:448"),

@@ -26,7 +26,11 @@ class TestParsing:
         [
             ("bf16", KvFormats(), "bf16"),
             ("packed", KvFormats.every(PACKED), "packed"),
-            ("packed,csa=fp4,hca=fp4,window=fp4", KvFormats(FP4, FP4, FP4, PACKED), "packed,window=fp4,csa=fp4,hca=fp4"),
+            (
+                "packed,csa=fp4,hca=fp4,window=fp4",
+                KvFormats(FP4, FP4, FP4, PACKED),
+                "packed,window=fp4,csa=fp4,hca=fp4",
+            ),
             ("bf16,hca=fp4", KvFormats(hca=FP4), "bf16,hca=fp4"),
             ("packed,index=bf16", KvFormats(PACKED, PACKED, PACKED, BF16), "packed,index=bf16"),
             ("packed,csa=packed", KvFormats.every(PACKED), "packed"),
@@ -63,7 +67,9 @@ class TestParsing:
     def test_roundings_are_the_models_but_for_fp4(self) -> None:
         released = {"window": ("e4m3", 64), "csa": ("e4m3", 64), "hca": ("e4m3", 64), "index": ("e2m1", 32)}
         for formats in (KvFormats(), KvFormats.every(PACKED)):
-            assert {kind: formats.rounding(kind) for kind in KINDS} == {k: Rounding(*v) for k, v in released.items()}
+            assert {kind: formats.rounding(kind) for kind in KINDS} == {
+                k: Rounding(*v) for k, v in released.items()
+            }
         lossy = parse_kv("packed,csa=fp4")
         assert lossy.rounding("csa") == Rounding("e2m1", 32)
         assert lossy.rows("csa", 448) == RowFormat("e2m1", 32, 448)
@@ -76,7 +82,9 @@ def graphs(tiny_v4: Path) -> dict[str, Graph]:
     texts = ("bf16", "packed", "packed,window=fp4", "bf16,csa=fp4", "bf16,index=packed")
     found = {}
     for text in texts:
-        source = ModelSource.open(tiny_v4, Numerics.FAITHFUL, max_context=1024, max_batch=2, kv=parse_kv(text))
+        source = ModelSource.open(
+            tiny_v4, Numerics.FAITHFUL, max_context=1024, max_batch=2, kv=parse_kv(text)
+        )
         found[text] = source.graph(Variant(1, 2, 1024))
     return found
 
@@ -113,7 +121,9 @@ class TestGraphs:
         def calls(graph: Graph) -> list[tuple]:
             ops = [(op_of(n.target), dict(n.kwargs), name_of(n)) for n in graph.ops]
             stored = ("ring_rows", "cache_rows", "keys_rows", "window_rows", "compressed_rows")
-            return [(o.name, n, {k: v for k, v in o.bind_attrs(a).items() if k not in stored}) for o, a, n in ops]
+            return [
+                (o.name, n, {k: v for k, v in o.bind_attrs(a).items() if k not in stored}) for o, a, n in ops
+            ]
 
         assert calls(graphs["packed"]) == calls(graphs["bf16"])
         assert calls(graphs["packed,window=fp4"]) != calls(graphs["bf16"])

@@ -77,7 +77,9 @@ class TestText:
         assert row_format("") is None
         assert rows_of({}, "cache") is None
 
-    @pytest.mark.parametrize("text", ["e4m3", "e4m3:64", "e4m3:0:448", "e4m3:64:448:1", "e5m2:64:448", "e4m3:64:100"])
+    @pytest.mark.parametrize(
+        "text", ["e4m3", "e4m3:64", "e4m3:0:448", "e4m3:64:448:1", "e5m2:64:448", "e4m3:64:100"]
+    )
     def test_no_format(self, text: str) -> None:
         with pytest.raises(CompilerBug, match="is no format of rows"):
             row_format(text)
@@ -85,7 +87,9 @@ class TestText:
 
 class TestBytes:
     @pytest.mark.parametrize("columns_behind", [0, 64])
-    @pytest.mark.parametrize("packed", [KEYS, INDEX, LOSSY, RowFormat("e4m3", 128, 128), RowFormat("e2m1", 64, 128)])
+    @pytest.mark.parametrize(
+        "packed", [KEYS, INDEX, LOSSY, RowFormat("e4m3", 128, 128), RowFormat("e2m1", 64, 128)]
+    )
     def test_rounded_rows_come_back_bit_for_bit(self, packed: RowFormat, columns_behind: int) -> None:
         rows = rounded(packed, rows_of_every_size(96, packed.coded + columns_behind, seed=3))
         state = packed.pack(rows[None])

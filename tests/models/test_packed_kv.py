@@ -62,7 +62,9 @@ def history(run: Stepper, decoded: int = 12) -> Tensor:
 def test_packed_keys_change_no_bit(open_model: Callable[..., Stepper], name: str) -> None:
     plain, packed = open_model(name, "bf16"), open_model(name, "packed")
     assert torch.equal(history(packed), history(plain))
-    sizes = [sum(t.nbytes for n, t in run.state.items() if not n.endswith("_ring")) for run in (packed, plain)]
+    sizes = [
+        sum(t.nbytes for n, t in run.state.items() if not n.endswith("_ring")) for run in (packed, plain)
+    ]
     assert sizes[0] < 0.8 * sizes[1]
     scored = [run.scores(ids(run, 140), [64, 64, 12]) for run in (packed, plain)]
     assert torch.equal(*scored)
@@ -113,13 +115,13 @@ def test_an_idle_row_changes_no_state(open_model: Callable[..., Stepper]) -> Non
     assert all(f"layers.{layer}.attn.window" in changed for layer in range(4))
 
 
-def test_a_lossy_format_keeps_splits(
-    tmp_path: Path, make_checkpoint: Callable[..., Path]
-) -> None:
+def test_a_lossy_format_keeps_splits(tmp_path: Path, make_checkpoint: Callable[..., Path]) -> None:
     """A key is what it is rounded to, in the chunk that makes it as well as behind it. As with the model's own
     roundings: a model without discrete choices, weights in bf16."""
     changes = {"n_routed_experts": 4, "num_experts_per_tok": 4, "index_topk": 128}
-    folder = make_checkpoint(tmp_path / "pro", {**CONFIGS["pro"], **changes}, seed=7, dense="bf16", experts="bf16")
+    folder = make_checkpoint(
+        tmp_path / "pro", {**CONFIGS["pro"], **changes}, seed=7, dense="bf16", experts="bf16"
+    )
     run = Stepper.open(folder, "faithful", kv=LOSSY)
     tokens = ids(run, 200)
     whole = run.scores(tokens)
