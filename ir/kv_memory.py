@@ -98,7 +98,7 @@ def render(memory: KeyMemory) -> str:
     if memory.stored == memory.plain_stored:
         return f"{at}: {memory.stored:,} bytes, a decode step reads {memory.read:,}\n"
     return (
-        f"{at}: {memory.stored:,} bytes ({memory.plain_stored:,} in bf16), a decode step reads {memory.read:,} "
-        f"({memory.plain_read:,} in bf16)\n"
+        f"{at}: {memory.stored:,} bytes ({memory.plain_stored:,} in bf16), "
+        f"a decode step reads {memory.read:,} ({memory.plain_read:,} in bf16)\n"
         f"  the bytes of {memory.context:,} tokens in bf16 hold {memory.gained_context:,} tokens\n"
     )

@@ -1,4 +1,4 @@
-"""Bytes of keys that V4-Flash stores and reads, packed and in bf16, against the specification of the model."""
+"""Bytes of keys that V4-Flash stores and reads, packed and in bf16, against the model's specification."""
 
 from __future__ import annotations
 

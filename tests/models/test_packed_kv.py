@@ -116,8 +116,8 @@ def test_an_idle_row_changes_no_state(open_model: Callable[..., Stepper]) -> Non
 
 
 def test_a_lossy_format_keeps_splits(tmp_path: Path, make_checkpoint: Callable[..., Path]) -> None:
-    """A key is what it is rounded to, in the chunk that makes it as well as behind it. As with the model's own
-    roundings: a model without discrete choices, weights in bf16."""
+    """A key is what it is rounded to, in the chunk that makes it as well as behind it. As with the model's
+    own roundings: a model without discrete choices, weights in bf16."""
     changes = {"n_routed_experts": 4, "num_experts_per_tok": 4, "index_topk": 128}
     folder = make_checkpoint(
         tmp_path / "pro", {**CONFIGS["pro"], **changes}, seed=7, dense="bf16", experts="bf16"
