@@ -3,12 +3,14 @@
 // host.sparse_attention: softmax over a query's list of keys, one vector being key and value;
 // host.attention: with the head norm and RoPE before it and the inverse RoPE behind. A piece of work is
 // one token and up to 16 of its heads. Keys are gathered and widened in blocks that stay in the first
-// cache, once for the scores and once for the values; scores of all keys are kept. Bound by multiply-adds.
+// cache, once for the scores and once for the values; scores of all keys are kept. Packed keys are unpacked
+// once for all pieces of a token, as bf16. Bound by multiply-adds.
 //
 // A list holds the window oldest first, then the entries in the order given, in as many places as any
 // query of the chunk uses; places that a query does not use count as zeros, which keeps the order of
 // sums that of the reference.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -29,6 +31,7 @@ namespace {
 
 constexpr int64_t kHeads = kTile;  // of one piece
 constexpr int64_t kKeys = 32;      // of one block
+constexpr int64_t kUnpacked = 2048;  // keys that are kept unpacked at most: the second cache holds them
 constexpr float kAbsent = -std::numeric_limits<float>::infinity();
 
 int64_t padded(int64_t count) { return (count + kTile - 1) / kTile * kTile; }
@@ -71,6 +74,7 @@ class Attention : public Kernel {
     for (size_t i = pos; i < pos + 3; ++i) site.required(i);
     most_keys_ = window_.size() + (indices_ ? std::min(indices_.dim(2), entries_) : entries_);
     pieces_ = (heads_ + kHeads - 1) / kHeads;
+    unpacks_ = (window_.packed() || compressed_.packed()) && most_keys_ <= kUnpacked;
   }
 
  public:
@@ -78,13 +82,15 @@ class Attention : public Kernel {
     const int64_t wide = padded(dim_), keys = padded(most_keys_);
     // q by head and transposed; a block of keys; scores by key and by head; sums of values; parts.
     const int64_t floats = kHeads * wide * 2 + kKeys * wide + keys * kHeads * 2 + 2 * kHeads * wide + kKeys * kTile + kTile;
-    return floats * sizeof(float) + keys * sizeof(int32_t);
+    return floats * sizeof(float) + keys * sizeof(int32_t) + (unpacks_ ? keys * wide * sizeof(uint16_t) : 0);
   }
 
  protected:
   struct Scratch {
     float *q, *q_panel, *keys, *scores, *weights, *values, *total, *part;
     int32_t* list;
+    uint16_t* unpacked;  // bf16 [keys][wide] of the token below, null where keys are read as they lie
+    int batch = -1, token = -1;
   };
 
   Scratch divide(float* memory) const {
@@ -99,6 +105,7 @@ class Attention : public Kernel {
     s.total = s.values + kHeads * wide;
     s.part = s.total + kHeads * wide;
     s.list = reinterpret_cast<int32_t*>(s.part + kKeys * kTile + kTile);
+    s.unpacked = unpacks_ ? reinterpret_cast<uint16_t*>(s.list + keys) : nullptr;
     return s;
   }
 
@@ -153,18 +160,45 @@ class Attention : public Kernel {
     }
   }
 
+  // Unpacks the keys of a token's list unless they are there.
+  void unpack(int batch, int token, int64_t count, Scratch& s) const {
+    if (!s.unpacked || (s.batch == batch && s.token == token)) return;
+    const int64_t wide = padded(dim_);
+    for (int64_t k = 0; k < count; k += kKeys) {
+      const int64_t block = std::min(kKeys, count - k);
+      gather(batch, s.list + k, block, s.keys);
+      // (Every key is bf16: the rest of its bits is zero.)
+      for (int64_t i = 0; i < block * wide; ++i) {
+        s.unpacked[k * wide + i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(s.keys[i]) >> 16);
+      }
+    }
+    s.batch = batch;
+    s.token = token;
+  }
+
+  // Keys first .. first + count of the list of the token that is at work, as fp32 rows in s.keys.
+  void fetch(int batch, int64_t first, int64_t count, const Scratch& s) const {
+    if (!s.unpacked) {
+      gather(batch, s.list + first, count, s.keys);
+      return;
+    }
+    const int64_t wide = padded(dim_);
+    vector().widen_bf16(s.unpacked + first * wide, count * wide, s.keys);
+  }
+
   // s.q[head][wide] -> s.total[head][wide], attended and divided but not yet rounded, for `heads` heads
   // from `first` on.
-  void attend(int batch, int token, const Places& places, int64_t first, int64_t heads, const Scratch& s) const {
+  void attend(int batch, int token, const Places& places, int64_t first, int64_t heads, Scratch& s) const {
     const int64_t wide = padded(dim_);
     const int64_t count = list(batch, token, places, s.list), lists = padded(count);
+    unpack(batch, token, count, s);
     std::memset(s.q_panel, 0, dim_ * kHeads * sizeof(float));
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t d = 0; d < dim_; ++d) s.q_panel[d * kHeads + h] = s.q[h * wide + d];
     }
     for (int64_t k = 0; k < count; k += kKeys) {
       const int64_t block = std::min(kKeys, count - k);
-      gather(batch, s.list + k, block, s.keys);
+      fetch(batch, k, block, s);
       chain_product(s.q_panel, kHeads, s.keys, wide, block, dim_, s.scores + k * kHeads, s.part);
     }
     float denominators[kHeads];
@@ -185,7 +219,7 @@ class Attention : public Kernel {
     std::memset(s.values, 0, heads * wide * sizeof(float));
     for (int64_t k = 0; k < count;) {
       const int64_t chain = chain_end(k, count), end = std::min(k + kKeys, chain);
-      gather(batch, s.list + k, end - k, s.keys);
+      fetch(batch, k, end - k, s);
       for (int64_t d = 0; d < wide; d += kTile) {
         vector().chain(s.keys + d, wide, s.weights + k, lists, heads, end - k, s.values + d * heads);
       }
@@ -215,6 +249,7 @@ class Attention : public Kernel {
   float scale_;
   std::vector<float> sink_;
   int64_t entries_ = 0, most_keys_ = 0, pieces_ = 1;
+  bool unpacks_ = false;
 };
 
 class SparseAttention : public Attention {
@@ -228,7 +263,7 @@ class SparseAttention : public Attention {
 
   void run(Worker& worker) override {
     const TokenRows rows(step_, q_);
-    const Scratch s = divide(worker.scratch());
+    Scratch s = divide(worker.scratch());
     const int64_t wide = padded(dim_);
     const Range share = worker.share(rows.count() * pieces_);
     for (int64_t i = share.begin; i < share.end; ++i) {
@@ -263,7 +298,7 @@ class FusedAttention : public Attention {
 
   void run(Worker& worker) override {
     const TokenRows rows(step_, q_);
-    const Scratch s = divide(worker.scratch());
+    Scratch s = divide(worker.scratch());
     const int64_t wide = padded(dim_), per_row = y_.cols() / dim_, rows_per_token = heads_ / per_row;
     const int64_t pairs = tables_.pairs(), tail = dim_ - 2 * pairs;
     const Range share = worker.share(rows.count() * pieces_);
