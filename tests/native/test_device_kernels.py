@@ -61,3 +61,20 @@ def check(name: str, pad: bool, device: _native.Device, where: str) -> None:
                     got, want = valid_rows(got, operands, op), valid_rows(want, operands, op)
                 compare(got[mask], want[mask])
     assert calls
+
+
+def test_packed_keys_are_refused(emulation: _native.Device) -> None:
+    """What the compiler refuses is no plan for these kernels either."""
+    refused = set()
+    for name in OPS:
+        op = registry()[name]
+        for operands, attrs in op.example_calls(0):
+            if all(t is None or t.dtype != torch.int8 for t in operands):
+                continue
+            with pytest.raises(_native.PlanError):
+                one_launch(op, operands, attrs, target="sm80").run_on(emulation, "cpu")
+            refused.add(name)
+    assert refused == {
+        "attention", "compress_write", "entry_write", "index_score", "index_select", "kv_write", "ring_write",
+        "sparse_attention",
+    }  # fmt: skip
