@@ -24,6 +24,7 @@ from rewright.cli.bench_compare import (
 from rewright.cli.bench_model import (
     BenchModel,
     Chunk,
+    Kv,
     Layers,
     MaxBatch,
     MaxContext,
@@ -82,6 +83,7 @@ def bench(
     max_batch: MaxBatch = None,
     chunk: Chunk = None,
     numerics: Numerics = None,
+    kv: Kv = None,
     target: Target = None,
     no_pass: NoPass = None,
 ) -> None:
@@ -127,7 +129,7 @@ def bench(
         raise UsageError(f"{repeats} is not from 1 to 1000", where="-r")
     prompts, batches = _positive(prompt, "-p"), _positive(batch, "-b")
     check_limit(fail_slower, compare)
-    random = RandomOptions(max_context, max_batch, chunk, numerics, target, no_pass, layers)
+    random = RandomOptions(max_context, max_batch, chunk, numerics, target, no_pass, layers, kv)
     model = BenchModel(out, random_weights, random, max(prompts) + new, batches)
     if random_weights is not None and peers:
         raise UsageError(
@@ -191,6 +193,7 @@ def bench(
         "rewright": __version__,
         "target": ours,
         "numerics": manifest.numerics,
+        "kv": manifest.kv,
         **model.to_json(artifact),
         **describe(artifact),
         **place.names,

@@ -39,6 +39,7 @@ _SAME = {
     "threads": "threads",
     "target": "target",
     "numerics": "numerics",
+    "kv": "format of keys",
     "model": "model",
     "compiled_for": "limits",
 }

@@ -39,6 +39,9 @@ Target = Annotated[str | None, typer.Option(help="host, sm80 or auto, as for com
 NoPass = Annotated[
     list[str] | None, typer.Option("--no-pass", metavar="NAME", help="Leave a pass out. Repeatable.")
 ]
+Kv = Annotated[
+    str | None, typer.Option(metavar="FORMATS", help="How keys are stored, as compile-model --kv has it.")
+]
 Layers = Annotated[
     int | None,
     typer.Option(metavar="N", help="Only the first N layers, where all do not fit the memory."),
@@ -50,7 +53,7 @@ class RandomOptions:
     """Options that go with --random-weights only, by their names on the command line; None where not given.
 
     Attributes:
-        max_context, max_batch, chunk, numerics, target, no_pass: as `compile-model` has them.
+        max_context, max_batch, chunk, numerics, target, no_pass, kv: as `compile-model` has them.
         layers: only the first so many layers.
     """
 
@@ -61,6 +64,7 @@ class RandomOptions:
     target: str | None = None
     no_pass: list[str] | None = None
     layers: int | None = None
+    kv: str | None = None
 
     def given(self) -> list[str]:
         """Those that were given, as the command line spells them."""
@@ -143,6 +147,7 @@ class BenchModel:
         import torch
 
         from rewright.compiler import CompileOptions
+        from rewright.frontend.kv_formats import parse_kv
         from rewright.frontend.numerics import parse_numerics
         from rewright.passes.manager import PassOptions
         from rewright.random_artifact import RESERVE, compile_random, require_room
@@ -157,6 +162,7 @@ class BenchModel:
             asked.chunk,
             passes=PassOptions.of(None, (*(asked.no_pass or ()), *without)),
             target=asked.target or "auto",
+            kv=parse_kv(asked.kv or "bf16"),
         )
         card = open_card() if options.choose_target().name == "sm80" else None
         artifact = compile_random(

@@ -37,6 +37,15 @@ Numerics = Annotated[
         "activations before linears, fp32 has no rounding."
     ),
 ]
+Kv = Annotated[
+    str,
+    typer.Option(
+        metavar="FORMATS",
+        help="How keys are stored: bf16, or packed as the codes that they are rounded to (same results, half "
+        "the memory); behind it exceptions by comma, packed,csa=fp4 for example. Kinds are window, csa, hca "
+        "and index; fp4 rounds more.",
+    ),
+]
 FoldWo = Annotated[str, typer.Option(help="Fold wo_a and wo_b into one matrix: always, auto or never.")]
 Passes = Annotated[
     str | None, typer.Option("--passes", metavar="LIST", help="Run only these passes, by comma.")
@@ -95,6 +104,7 @@ def compile_model(
     max_batch: MaxBatch = 1,
     chunk: Chunk = None,
     numerics: Numerics = "faithful",
+    kv: Kv = "bf16",
     fold_wo: FoldWo = "auto",
     passes: Passes = None,
     no_pass: NoPass = None,
@@ -120,11 +130,14 @@ def compile_model(
 
       compile-model examples/tiny-v4 -o out --max-nll-loss 0.01 --text examples/tiny-v4/text/evaluation.jsonl
 
+      compile-model examples/tiny-v4 -o out --kv packed
+
       compile-model examples/configs/v4-flash.json --dry-run --explain
     """
     from rewright.calibration.scales_file import read_scales
     from rewright.compiler import CompileOptions
     from rewright.compiler import compile_model as compile_checkpoint
+    from rewright.frontend.kv_formats import parse_kv
     from rewright.frontend.numerics import parse_numerics
     from rewright.passes.facts import parse_fold_wo
     from rewright.passes.manager import PassOptions
@@ -143,6 +156,7 @@ def compile_model(
         target,
         None if max_nll_loss is None or text is None else QualityLimit(max_nll_loss, text),
         None if static_scales is None else read_scales(static_scales),
+        parse_kv(kv),
     )
     if dry_run:
         if options.quality is not None:

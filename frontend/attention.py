@@ -44,7 +44,10 @@ class Attention(nn.Module):
             Compressor(b, f"{path}.compressor", self.dim, ratio, rotate=False) if ratio else None
         )
         self.indexer = Indexer(b, f"{path}.indexer", ratio) if ratio == 4 else None
-        self.window = b.state(f"{path}.window", b.act, c.sliding_window, self.dim)
+        self.rounding = b.kv.rounding("window")
+        packed = b.kv.rows("window", self.nope)
+        self.window = b.keys(f"{path}.window", packed, c.sliding_window, self.dim)
+        self.window_rows = str(packed or "")
 
     def forward(self, x: Value, step: Step, cos: Value, sin: Value) -> Value:
         at = (step.pos, step.n_valid, step.slot)
@@ -53,7 +56,7 @@ class Attention(nn.Module):
         q = ops.head_rms_norm(q, eps=self.eps, name="q.normed")
         q = ops.rope(q, cos, sin, step.pos, name="q")
         kv = ops.rope(self.kv_norm(self.wkv(x)), cos, sin, step.pos, name="kv")
-        kv = round_trip(kv, self.numerics, "e4m3", 64, "kv", stop=self.nope)
+        kv = round_trip(kv, self.numerics, self.rounding, "kv", stop=self.nope)
         indices = self.indexer(x, qr, step, cos, sin) if self.indexer is not None else None
         entries = self.compressor(x, step, cos, sin) if self.compressor is not None else None
         window = step.state[self.window]
@@ -68,10 +71,14 @@ class Attention(nn.Module):
             ratio=self.ratio,
             capacity=step.capacity,
             scale=self.dim**-0.5,
+            window_rows=self.window_rows,
+            compressed_rows=self.compressor.cache_rows if self.compressor is not None else "",
             name="attended",
         )
         # After the last reader: a chunk longer than the window would overwrite keys still needed.
-        step.state[self.window] = ops.ring_write(window, kv, *at, name="window.next")
+        step.state[self.window] = ops.ring_write(
+            window, kv, *at, ring_rows=self.window_rows, name="window.next"
+        )
         o = ops.rope(o, cos, sin, step.pos, inverse=True, name="o")
         o = ops.reshape(o, tail=[self.groups, self.heads * self.dim // self.groups], name="o.groups")
         z = ops.reshape(self.wo_a(o), tail=[self.groups * self.rank], name="z")

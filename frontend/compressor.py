@@ -16,8 +16,8 @@ class Compressor(nn.Module):
         dim: width of an entry.
         ratio: tokens per entry. At ratio 4 windows overlap: an entry pools its own tokens and the
             four before.
-        rotate: entries are index keys: rotated by a Hadamard matrix and rounded to FP4; otherwise
-            the dims without position are rounded to FP8.
+        rotate: entries are index keys: rotated by a Hadamard matrix and rounded as a whole; otherwise
+            the dims without position are rounded.
     """
 
     def __init__(self, b: Builder, path: str, dim: int, ratio: int, rotate: bool):
@@ -25,7 +25,11 @@ class Compressor(nn.Module):
         config = b.config
         self.ratio, self.overlap, self.rotate = ratio, ratio == 4, rotate
         self.numerics, self.act = b.numerics, b.act.text
-        self.nope = dim - config.qk_rope_head_dim
+        kind = "index" if rotate else "csa" if self.overlap else "hca"
+        self.stop = None if rotate else dim - config.qk_rope_head_dim
+        self.rounding = b.kv.rounding(kind)
+        packed = b.kv.rows(kind, dim if self.stop is None else self.stop)
+        self.cache_rows = str(packed or "")
         width = 2 * dim if self.overlap else dim
         self.wkv = FloatLinear(b, f"{path}.wkv", width, config.hidden_size, DType.F32)
         self.wgate = FloatLinear(b, f"{path}.wgate", width, config.hidden_size, DType.F32)
@@ -34,7 +38,7 @@ class Compressor(nn.Module):
         rows = 2 * ratio if self.overlap else ratio
         self.kv_ring = b.state(f"{path}.kv_ring", DType.F32, rows, width)
         self.gate_ring = b.state(f"{path}.gate_ring", DType.F32, rows, width)
-        self.cache = b.state(f"{path}.cache", b.act, b.limits.max_context // ratio, dim)
+        self.cache = b.keys(f"{path}.cache", packed, b.limits.max_context // ratio, dim)
 
     def forward(self, x: Value, step: Step, cos: Value, sin: Value) -> Value:
         at = (step.pos, step.n_valid, step.slot)
@@ -57,11 +61,16 @@ class Compressor(nn.Module):
         entries = ops.rope(self.norm(entries), cos, sin, step.pos, stride=self.ratio, name="entries.rope")
         if self.rotate:
             entries = ops.hadamard(entries, name="entries.rotated")
-            entries = round_trip(entries, self.numerics, "e2m1", 32, "entries")
-        else:
-            entries = round_trip(entries, self.numerics, "e4m3", 64, "entries", stop=self.nope)
+        entries = round_trip(entries, self.numerics, self.rounding, "entries", stop=self.stop)
         state[self.cache] = ops.entry_write(
-            state[self.cache], entries, count, step.pos, step.slot, ratio=self.ratio, name="cache.next"
+            state[self.cache],
+            entries,
+            count,
+            step.pos,
+            step.slot,
+            ratio=self.ratio,
+            cache_rows=self.cache_rows,
+            name="cache.next",
         )
         return state[self.cache]
 
@@ -82,7 +91,7 @@ class Indexer(nn.Module):
             ratio,
             config.index_topk,
         )
-        self.numerics = b.numerics
+        self.numerics, self.rounding = b.numerics, b.kv.rounding("index")
         self.wq_b = Linear(b, f"{path}.wq_b", self.heads * self.dim, config.q_lora_rank)
         self.weights_proj = FloatLinear(b, f"{path}.weights_proj", self.heads, config.hidden_size, b.act)
         self.compressor = Compressor(b, f"{path}.compressor", self.dim, ratio, rotate=True)
@@ -94,7 +103,7 @@ class Indexer(nn.Module):
             return None
         q = ops.reshape(self.wq_b(qr), tail=[self.heads, self.dim], name="q.heads")
         q = ops.hadamard(ops.rope(q, cos, sin, step.pos, name="q.rope"), name="q.rotated")
-        q = round_trip(q, self.numerics, "e2m1", 32, "q")
+        q = round_trip(q, self.numerics, self.rounding, "q")
         scores = ops.index_score(
             q,
             self.weights_proj(x),
@@ -105,6 +114,7 @@ class Indexer(nn.Module):
             ratio=self.ratio,
             capacity=step.capacity,
             weight_scale=(self.dim * self.heads) ** -0.5,
+            keys_rows=self.compressor.cache_rows,
             name="scores",
         )
         return ops.index_topk(scores, step.pos, step.n_valid, ratio=self.ratio, k=self.topk, name="chosen")

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from rewright.frontend.config import ModelConfig
+from rewright.frontend.kv_formats import PLAIN, KvFormats, Rounding
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.storage import Format, Storage, scale_shape
 from rewright.ir import ops
+from rewright.ir.kv_format import RowFormat, state_rows
 from rewright.ir.types import DType, ValueType
 from rewright.ir.variant import Limits
 
@@ -30,6 +32,7 @@ class Builder:
     Attributes:
         states: type of every state tensor by name, filled by the modules that own one.
         constants: names of tables made by the compiler.
+        kv: how keys are stored.
     """
 
     config: ModelConfig
@@ -38,6 +41,7 @@ class Builder:
     limits: Limits
     states: dict[str, ValueType] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
+    kv: KvFormats = PLAIN
 
     @property
     def act(self) -> DType:
@@ -47,6 +51,13 @@ class Builder:
         """Declare a state tensor of `shape` per slot; returns its name."""
         self.states[name] = ValueType(dtype, (self.limits.max_batch, *shape))
         return name
+
+    def keys(self, name: str, packed: RowFormat | None, rows: int, dim: int) -> str:
+        """Declare a state of `rows` keys of `dim` values per slot, packed or in the activation's dtype."""
+        count = state_rows(rows, packed)
+        if packed is None:
+            return self.state(name, self.act, count, dim)
+        return self.state(name, DType.BYTE, count, packed.row_bytes(dim))
 
     def tensor(self, name: str, shape: tuple[int, ...], release: DType) -> nn.Parameter:
         """A parameter without scale."""
@@ -79,15 +90,14 @@ def parameter(type: ValueType) -> nn.Parameter:
     return nn.Parameter(type.empty("meta"), requires_grad=False)
 
 
-def round_trip(
-    x: Value, numerics: Numerics, fmt: str, block: int, name: str, stop: int | None = None
-) -> Value:
+def round_trip(x: Value, numerics: Numerics, rounding: Rounding, name: str, stop: int | None = None) -> Value:
     """Quantise and dequantise, the rounding that the released model applies to keys.
 
     `stop` limits it to the leading dims. Without rounding in `numerics` x is returned.
     """
     if not numerics.rounds:
         return x
+    fmt, block = rounding.fmt, rounding.block
     dims = None if stop is None else [0, stop]
     codes, scale = ops.quantize(x, fmt=fmt, block=block, dims=dims, name=f"{name}.codes")
     base = None if stop is None else x

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rewright.frontend.checkpoint import Checkpoint
 from rewright.frontend.config import ModelConfig, load_config
+from rewright.frontend.kv_formats import PLAIN, KvFormats
 from rewright.frontend.layers import Builder
 from rewright.frontend.model import Model
 from rewright.frontend.numerics import Numerics
@@ -44,14 +45,22 @@ class ModelSource:
 
     @classmethod
     def open(
-        cls, path: Path, numerics: Numerics, *, max_context: int = 4096, max_batch: int = 1, chunk: int = 128
+        cls,
+        path: Path,
+        numerics: Numerics,
+        *,
+        max_context: int = 4096,
+        max_batch: int = 1,
+        chunk: int = 128,
+        kv: KvFormats = PLAIN,
     ) -> ModelSource:
         """Read a checkpoint folder (configuration and shard headers only) or a config.json.
 
         Raises:
             BadInput: a configuration or checkpoint that cannot be used.
-            UsageError: limits out of range.
+            UsageError: limits out of range; keys that these numerics do not pack.
         """
+        kv.check(numerics)
         if path.is_dir():
             checkpoint = Checkpoint.open(path)
             config, notes, source = checkpoint.config, checkpoint.notes, CheckpointSource(checkpoint)
@@ -60,7 +69,7 @@ class ModelSource:
             checkpoint, source = None, ReleaseSource(config)
         limits = Limits.of(max_context, max_batch, chunk, config.max_position_embeddings)
         storage = Storage(source, numerics)
-        model = Model(Builder(config, storage, numerics, limits))
+        model = Model(Builder(config, storage, numerics, limits, kv=kv))
         storage.check(str(path))
         return cls(config, notes, limits, numerics, model, storage, checkpoint)
 

@@ -115,6 +115,7 @@ def _to_graph(recorded: torch.fx.Graph, tracer: _Tracer, model: Model, variant: 
             "numerics": b.numerics.value,
             "max_batch": b.limits.max_batch,
             "max_context": b.limits.max_context,
+            **({} if b.kv.plain else {"kv": str(b.kv)}),
             **variant.to_json(),
         },
     )

@@ -59,6 +59,7 @@ class Manifest:
         target: set of kernels that its plans call.
         abi: hash over the target's kernels (`ir.plan.kernel_abi`).
         numerics: numerics mode.
+        kv: how keys are stored, as `--kv` spells it.
         passes: names of the passes that ran, in order.
         fold_wo: whether wo_a and wo_b are one matrix.
         static_scales: SHA-256 of the calibrated scales of activations; empty if these are found as it runs.
@@ -76,6 +77,7 @@ class Manifest:
     target: str
     abi: str
     numerics: str
+    kv: str
     passes: tuple[str, ...]
     fold_wo: bool
     static_scales: str
@@ -102,6 +104,7 @@ class Manifest:
             },
             "options": {
                 "numerics": self.numerics,
+                "kv": self.kv,
                 "passes": list(self.passes),
                 "fold_wo": self.fold_wo,
                 "static_scales": self.static_scales,
@@ -138,6 +141,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
         target=value["target"],
         abi=value["abi"],
         numerics=options["numerics"],
+        kv=options["kv"],
         passes=tuple(options["passes"]),
         fold_wo=options["fold_wo"],
         static_scales=options["static_scales"],
@@ -166,6 +170,7 @@ _SHAPE: dict[str, Any] = {
     "stages": [str],
     "options": {
         "numerics": str,
+        "kv": str,
         "passes": [str],
         "fold_wo": bool,
         "static_scales": str,

@@ -2,7 +2,8 @@
 
 torch has no arithmetic on 4-bit floats or on exponent-only scales, so the graph keeps types of
 its own. The mapping to torch is one to one: a uint8 tensor in a graph is always packed e2m1 (two
-codes a byte, the low nibble first), a float8_e8m0fnu tensor is always a block scale.
+codes a byte, the low nibble first), a float8_e8m0fnu tensor is always a block scale, an int8 tensor is
+always rows of packed keys (`kv_format.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class DType(Enum):
     E2M1 = ("e2m1", 4, torch.uint8)
     I64 = ("i64", 64, torch.int64)
     I32 = ("i32", 32, torch.int32)
+    BYTE = ("byte", 8, torch.int8)
 
     def __init__(self, text: str, bits: int, torch_dtype: torch.dtype):
         self.text = text

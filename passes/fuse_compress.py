@@ -34,6 +34,8 @@ class CompressWrite(Rule):
             return No("entries are not turned by their first token", m.nodes["turn"])
         if store["ratio"] != pool["ratio"]:
             return No("entries are pooled and stored at different ratios", m.nodes["store"])
+        if m.attrs("kv_store")["ring_rows"] or m.attrs("gate_store")["ring_rows"]:
+            return No("the rings of the compressor are packed", m.nodes["kv_store"])
         return Ok() if rounds_alike(m) else No("the two halves of the rounding differ", m.nodes["round"])
 
     def rewrite(self, m: Match, new: Rewriter) -> None:
@@ -45,6 +47,7 @@ class CompressWrite(Rule):
             "eps": m.attrs("norm")["eps"],
             "rotate": "rotate" in m,
             **rounding_attrs(m),
+            "cache_rows": m.attrs("store")["cache_rows"],
         }
         names = ("kv", "gate", "ape", "kv_ring", "gate_ring", "cache", "norm", "cos", "sin")
         gives = [m.result("kv_store"), m.result("gate_store"), m.result("store")]

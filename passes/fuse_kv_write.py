@@ -64,7 +64,8 @@ class KvWrite(Rule):
 
     def rewrite(self, m: Match, new: Rewriter) -> None:
         operands = m.pick("x", "weight", "cos", "sin", "pos", "n_valid", "slot", "window")
-        (window,) = new(ops.kv_write, operands, m.attrs("rows"), gives=[m.result("store")])
+        attrs = {**m.attrs("rows"), "window_rows": m.attrs("store")["ring_rows"]}
+        (window,) = new(ops.kv_write, operands, attrs, gives=[m.result("store")])
         attention = {**m.pick(*_ATTENTION), "window": window}
         new(ops.sparse_attention, attention, m.attrs("attend"), gives=[m.result("attend")])
 

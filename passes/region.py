@@ -15,6 +15,7 @@ from rewright.ir.compose import expand
 from rewright.ir.errors import Refused
 from rewright.ir.graph import Graph, kind_of, name_of, operands_of, producer_of, result_index, type_of_value
 from rewright.ir.interpret import Interpreter
+from rewright.ir.kv_format import rows_of
 from rewright.ir.op import op_of
 from rewright.ir.types import DType, ValueType
 from rewright.passes.match import Match
@@ -196,6 +197,8 @@ def _generate(graph: Graph, draw: int, earlier: Mapping[str, Tensor]) -> dict[st
             found[name] = _integers(node, type, generator, graph.attrs, draw)
         elif type.dtype.is_float:
             found[name] = _floats(type, generator, draw, at).to(type.dtype.torch_dtype)
+        elif type.dtype is DType.BYTE:
+            found[name] = _packed_rows(node, type, generator)
         else:
             found[name] = _codes(type, generator)
     return found
@@ -209,6 +212,17 @@ def _codes(type: ValueType, generator: torch.Generator) -> Tensor:
     low, high = (120, 128) if type.dtype is DType.E8M0 else (0, 256)
     drawn = torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
     return drawn.view(type.dtype.torch_dtype)
+
+
+def _packed_rows(node: Node, type: ValueType, generator: torch.Generator) -> Tensor:
+    """A state of ordinary rows, packed as its readers say."""
+    for reader in (u for u in node.users if kind_of(u) == "op"):
+        for name, value in zip(op_of(reader.target).operands, operands_of(reader), strict=True):
+            if value is node and (packed := rows_of(reader.kwargs, name)) is not None:
+                slots, count, row_bytes = type.shape
+                rows = torch.randn(slots, count, packed.columns(row_bytes), generator=generator)
+                return packed.pack(rows.bfloat16())
+    return torch.randint(-128, 128, type.shape, generator=generator, dtype=torch.int8)
 
 
 def _floats(type: ValueType, generator: torch.Generator, draw: int, at: int) -> Tensor:

@@ -15,7 +15,7 @@ MOST_CHOICES = 64
 
 _ACTIVATION_BLOCK = 128
 _E2M1_BLOCK = 32
-_ACTIVATIONS = (DType.BF16, DType.F32, DType.F8E4M3, DType.E8M0, DType.E2M1, DType.I32)
+_ACTIVATIONS = (DType.BF16, DType.F32, DType.F8E4M3, DType.E8M0, DType.E2M1, DType.I32, DType.BYTE)
 _MATRIX = re.compile(r"weight\d*|w[123]")
 
 

@@ -83,7 +83,7 @@ def _index_select(call: Call) -> int:
 def _compress_write(call: Call) -> int:
     """Entries before they are normed."""
     batch, tokens, _ = call.operands["kv"].shape
-    channels = call.operands["cache"].shape[2]
+    channels = call.operands["norm"].numel
     return _arrays(batch * -(-tokens // call.attrs["ratio"]) * channels * _F32)
 
 

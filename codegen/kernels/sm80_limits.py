@@ -65,6 +65,14 @@ class Limit:
     find: Callable[[Call], str | None]
 
 
+def _packed(call: Call) -> str | None:
+    for name, value in call.attrs.items():
+        if name.endswith("_rows") and value:
+            state = name.removesuffix("_rows")
+            return f"{state} holds packed keys ({value}); these kernels read bf16 only (--kv bf16)"
+    return None
+
+
 def _dtype(call: Call) -> str | None:
     for name in _BF16.get(call.unit.op.name, ()):
         type = call.operand(name)
@@ -174,6 +182,7 @@ def _either(choices: tuple[int, ...]) -> str:
 
 
 LIMITS = (
+    Limit("keys", "keys stored as bf16 (--kv bf16)", _packed),
     Limit("activations", "bf16 activations", _dtype),
     Limit("weights", "weights in bf16, f32, e4m3 or e2m1", _weight_dtype),
     Limit("scales", "scales of activations found as they are quantised", _static_scales),

@@ -173,13 +173,13 @@ std::vector<DeviceLaunch> sparse_attention(DeviceSite& site) { return whole(site
 void add_attention_kernels(DeviceRegistry& all) {
   const std::string fused =
       "attention(q, kv?, window, compressed?, indices?, sink, cos, sin, pos, n_valid, slot; heads: int, eps: float, "
-      "tail: ints, ratio: int, capacity: int, scale: float) -> ()";
+      "tail: ints, ratio: int, capacity: int, scale: float, window_rows: str, compressed_rows: str) -> ()";
   all["sm80.attention_split"] = {fused, attention_split};
   all["sm80.attention_combine"] = {fused, attention_combine};
   all["sm80.attention"] = {fused, attention};
   all["sm80.sparse_attention"] = {
       "sparse_attention(q, kv?, window, compressed?, indices?, sink, pos, n_valid, slot; ratio: int, capacity: int, "
-      "scale: float) -> ()",
+      "scale: float, window_rows: str, compressed_rows: str) -> ()",
       sparse_attention};
 }
 

@@ -118,7 +118,8 @@ void add_compress_kernels(DeviceRegistry& all) {
       compress};
   all["sm80.compress_write"] = {
       "compress_write(kv, gate, ape, kv_ring, gate_ring, cache, norm, cos, sin, pos, n_valid, slot; ratio: int, "
-      "overlap: bool, pooled: str, eps: float, rotate: bool, fmt: str, block: int, dims: ints, out: str) -> "
+      "overlap: bool, pooled: str, eps: float, rotate: bool, fmt: str, block: int, dims: ints, out: str, "
+      "cache_rows: str) -> "
       "(kv_ring, gate_ring, cache)",
       compress_write};
 }

@@ -189,10 +189,13 @@ std::vector<DeviceLaunch> index_select(DeviceSite& site) {
 void add_index_kernels(DeviceRegistry& all) {
   all["sm80.index_query"] = {"index_query(q, cos, sin, pos; heads: int, fmt: str, block: int, out: str) -> ()", index_query};
   all["sm80.index_score"] = {
-      "index_score(q, weights, keys, pos, n_valid, slot; ratio: int, capacity: int, weight_scale: float) -> ()", index_score};
+      "index_score(q, weights, keys, pos, n_valid, slot; ratio: int, capacity: int, weight_scale: float, "
+      "keys_rows: str) -> ()",
+      index_score};
   all["sm80.index_topk"] = {"index_topk(scores, pos, n_valid; ratio: int, k: int) -> ()", index_topk};
   const std::string select =
-      "index_select(q, weights, keys, pos, n_valid, slot; ratio: int, capacity: int, weight_scale: float, k: int) -> ()";
+      "index_select(q, weights, keys, pos, n_valid, slot; ratio: int, capacity: int, weight_scale: float, "
+      "k: int, keys_rows: str) -> ()";
   all["sm80.index_select_score"] = {select, index_select_score};
   all["sm80.index_select_topk"] = {select, index_select_topk};
   all["sm80.index_select"] = {select, index_select};

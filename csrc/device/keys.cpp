@@ -52,7 +52,7 @@ void add_key_kernels(DeviceRegistry& all) {
       "kv_rows(x, weight, cos, sin, pos; eps: float, fmt: str, block: int, dims: ints, out: str) -> ()", kv_rows};
   all["sm80.kv_write"] = {
       "kv_write(x, weight, cos, sin, pos, n_valid, slot, window; eps: float, fmt: str, block: int, dims: ints, "
-      "out: str) -> ()",
+      "out: str, window_rows: str) -> ()",
       kv_write};
 }
 

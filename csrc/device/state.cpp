@@ -64,8 +64,8 @@ std::vector<DeviceLaunch> entry_write(DeviceSite& site) {
 }  // namespace
 
 void add_state_kernels(DeviceRegistry& all) {
-  all["sm80.ring_write"] = {"ring_write(ring, rows, pos, n_valid, slot) -> ()", ring_write};
-  all["sm80.entry_write"] = {"entry_write(cache, entries, count, pos, slot; ratio: int) -> ()", entry_write};
+  all["sm80.ring_write"] = {"ring_write(ring, rows, pos, n_valid, slot; ring_rows: str) -> ()", ring_write};
+  all["sm80.entry_write"] = {"entry_write(cache, entries, count, pos, slot; ratio: int, cache_rows: str) -> ()", entry_write};
 }
 
 }  // namespace rewright

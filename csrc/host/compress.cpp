@@ -15,6 +15,7 @@
 #include "rope.h"
 #include "rounding.h"
 #include "rows.h"
+#include "state_rows.h"
 #include "step_vectors.h"
 #include "sum_orders.h"
 #include "vector.h"
@@ -270,7 +271,6 @@ class CompressWrite : public Kernel {
         gate_(site.required(1)),
         kv_ring_(site.required(3)),
         gate_ring_(site.required(4)),
-        cache_(site.required(5)),
         pooling_(site, kv_, gate_, kv_ring_, gate_ring_),
         bias_(site, site.operand(2), gate_.cols()),
         pooled_(activation_named(site, site.text("pooled", ""))),
@@ -285,10 +285,11 @@ class CompressWrite : public Kernel {
     require_step_vector(site, site.operand(11), step_->slot);
     require_state(site, kv_ring_, site.result(0));
     require_state(site, gate_ring_, site.result(1));
-    require_state(site, cache_, site.result(2));
+    require_state(site, site.operand(5), site.result(2));
     site.require(bias_.tensor().dim(0) == pooling_.ratio(), "the position bias has another ratio");
     site.require(!rotate_ || is_power_of_two(pooling_.channels()), "entries to rotate are no power of two wide");
-    site.require(cache_.dtype == rounding_.dtype() && cache_.cols() == pooling_.channels(), "the cache cannot hold the entries");
+    cache_ = StateRows(site, site.operand(5), site.text("cache_rows", ""), pooling_.channels(), rounding_.dtype(),
+                       "the cache cannot hold the entries");
     entries_ = site.take_workspace<float>(step_->batch * pooling_.candidates() * pooling_.channels());
   }
 
@@ -331,10 +332,10 @@ class CompressWrite : public Kernel {
     for (int b = 0; b < step_->batch; ++b) {
       for (int64_t j = 0; j < pooling_.finished(b); ++j, ++i) {
         const int64_t index = pooling_.first(b) + j;
-        if (i % worker.size() != worker.size() - 1 - worker.rank() || index >= cache_.dim(1)) continue;
+        if (i % worker.size() != worker.size() - 1 - worker.rank() || index >= cache_.size()) continue;
         float* values = entry(b, j);
         finish(values, index * pooling_.ratio());
-        store_row(cache_, state_row(cache_, step_->slot[b], index), values);
+        cache_.store(step_->slot[b], index, values);
       }
     }
   }
@@ -354,7 +355,8 @@ class CompressWrite : public Kernel {
   }
 
   const Step* step_;
-  Tensor kv_, gate_, kv_ring_, gate_ring_, cache_;
+  Tensor kv_, gate_, kv_ring_, gate_ring_;
+  StateRows cache_;
   Pooling pooling_;
   PositionBias bias_;
   DType pooled_;
@@ -376,7 +378,8 @@ void add_compress_kernels(Registry& registry) {
       make_kernel<Compress>};
   registry["host.compress_write"] = {
       "compress_write(kv, gate, ape, kv_ring, gate_ring, cache, norm, cos, sin, pos, n_valid, slot; ratio: int, "
-      "overlap: bool, pooled: str, eps: float, rotate: bool, fmt: str, block: int, dims: ints, out: str) -> "
+      "overlap: bool, pooled: str, eps: float, rotate: bool, fmt: str, block: int, dims: ints, out: str, "
+      "cache_rows: str) -> "
       "(kv_ring, gate_ring, cache)",
       make_kernel<CompressWrite>};
 }

@@ -17,6 +17,7 @@
 #include "rope.h"
 #include "rounding.h"
 #include "rows.h"
+#include "state_rows.h"
 #include "step_vectors.h"
 #include "sum_orders.h"
 #include "vector.h"
@@ -168,7 +169,6 @@ class Scorer {
       : step_(site.step),
         q_(require_activation(site, site.operand(0))),
         weights_(require_activation(site, site.operand(1))),
-        keys_(site.required(2)),
         ratio_(site.integer("ratio")),
         scale_(static_cast<float>(site.number("weight_scale"))) {
     site.require(q_.rank() == 4 && q_.dim(0) == step_->batch && q_.dim(1) == step_->tokens && q_.dim(2) > 0 && q_.cols() > 0,
@@ -176,15 +176,14 @@ class Scorer {
     heads_ = q_.dim(2);
     require_tokens(site, weights_);
     site.require(weights_.dtype == q_.dtype && weights_.cols() == heads_, "q and weights disagree");
-    site.require(keys_.rank() == 3 && keys_.dim(0) > 0 && keys_.dtype == q_.dtype && keys_.cols() == q_.cols(),
-                 "q and keys disagree");
+    keys_ = StateRows(site, site.required(2), site.text("keys_rows", ""), q_.cols(), q_.dtype, "q and keys disagree");
     require_step_vector(site, site.operand(3), step_->pos);
     require_step_vector(site, site.operand(4), step_->n_valid);
     require_step_vector(site, site.operand(5), step_->slot);
     const int64_t capacity = site.integer("capacity");
     site.require(ratio_ > 0 && capacity >= 0 && capacity % ratio_ == 0, "the ratio does not divide the capacity");
     entries_ = capacity / ratio_;
-    site.require(entries_ <= keys_.dim(1), "the keys hold less than the capacity");
+    site.require(entries_ <= keys_.size(), "the keys hold less than the capacity");
   }
 
   const Tensor& q() const { return q_; }
@@ -241,7 +240,7 @@ class Scorer {
     for (int64_t i = 0; i < kBlock; ++i) {
       float* panel = panels + i / kTile * c * kTile + i % kTile;
       if (i < count) {
-        load_row(keys_, state_row(keys_, step_->slot[batch], first + i), row);
+        keys_.load(step_->slot[batch], first + i, row);
       } else {
         std::fill_n(row, c, 0.0f);
       }
@@ -324,7 +323,8 @@ class Scorer {
   }
 
   const Step* step_;
-  Tensor q_, weights_, keys_;
+  Tensor q_, weights_;
+  StateRows keys_;
   int64_t ratio_, heads_ = 0, entries_ = 0;
   float scale_;
 };
@@ -498,11 +498,13 @@ void add_index_kernels(Registry& registry) {
   registry["host.index_query"] = {
       "index_query(q, cos, sin, pos; heads: int, fmt: str, block: int, out: str) -> ()", make_kernel<IndexQuery>};
   registry["host.index_score"] = {
-      "index_score(q, weights, keys, pos, n_valid, slot; ratio: int, capacity: int, weight_scale: float) -> ()",
+      "index_score(q, weights, keys, pos, n_valid, slot; ratio: int, capacity: int, weight_scale: float, "
+      "keys_rows: str) -> ()",
       make_kernel<IndexScore>};
   registry["host.index_topk"] = {"index_topk(scores, pos, n_valid; ratio: int, k: int) -> ()", make_kernel<IndexTopK>};
   registry["host.index_select"] = {
-      "index_select(q, weights, keys, pos, n_valid, slot; ratio: int, capacity: int, weight_scale: float, k: int) -> ()",
+      "index_select(q, weights, keys, pos, n_valid, slot; ratio: int, capacity: int, weight_scale: float, "
+      "k: int, keys_rows: str) -> ()",
       make_kernel<IndexSelect>};
 }
 

@@ -8,6 +8,7 @@
 #include "rope.h"
 #include "rounding.h"
 #include "rows.h"
+#include "state_rows.h"
 #include "step_vectors.h"
 
 namespace rewright {
@@ -68,18 +69,23 @@ class KeyWrite : public KeyRows {
     require_step_vector(site, site.operand(5), step_->n_valid);
     require_step_vector(site, site.operand(6), step_->slot);
     require_state(site, y_, site.result(0));
-    site.require(y_.dtype == rounding_.dtype() && y_.cols() == x_.cols(), "the window cannot hold the rows");
+    window_ = StateRows(site, y_, site.text("window_rows", ""), x_.cols(), rounding_.dtype(),
+                        "the window cannot hold the rows");
   }
 
   void run(Worker& worker) override {
     const Range share = worker.share(rows_.count());
     for (int64_t i = share.begin; i < share.end; ++i) {
       const TokenRows::Group at = rows_.at(i);
-      if (at.token < first_kept(y_, step_->n_valid[at.batch])) continue;
+      if (at.token < window_.first_kept(step_->n_valid[at.batch])) continue;
       compute(at, worker.scratch());
-      store_row(y_, ring_row(y_, step_->slot[at.batch], int64_t{step_->pos[at.batch]} + at.token), worker.scratch());
+      const int64_t position = int64_t{step_->pos[at.batch]} + at.token;
+      window_.store(step_->slot[at.batch], position % window_.size(), worker.scratch());
     }
   }
+
+ private:
+  StateRows window_;
 };
 
 }  // namespace
@@ -90,7 +96,7 @@ void add_key_kernels(Registry& registry) {
       make_kernel<KeyRows>};
   registry["host.kv_write"] = {
       "kv_write(x, weight, cos, sin, pos, n_valid, slot, window; eps: float, fmt: str, block: int, dims: ints, "
-      "out: str) -> ()",
+      "out: str, window_rows: str) -> ()",
       make_kernel<KeyWrite>};
 }
 

@@ -14,7 +14,7 @@ struct Known {
 };
 
 constexpr Known kKnown[] = {{"f64", 64},    {"f32", 32},  {"bf16", 16}, {"f16", 16}, {"f8e4m3", 8},
-                            {"e8m0", 8},    {"e2m1", 4},  {"i64", 64},  {"i32", 32}};
+                            {"e8m0", 8},    {"e2m1", 4},  {"i64", 64},  {"i32", 32}, {"byte", 8}};
 
 constexpr int64_t kMost = int64_t{1} << 46;  // elements or bytes: products of two cannot overflow
 

@@ -7,8 +7,9 @@
 
 namespace rewright {
 
-// Element types of ir/types.py. E2M1 packs two codes in a byte, the low nibble first.
-enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kF8E4M3, kE8M0, kE2M1, kI64, kI32 };
+// Element types of ir/types.py. E2M1 packs two codes in a byte, the low nibble first;
+// bytes are rows of packed keys (ir/kv_format.py).
+enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kF8E4M3, kE8M0, kE2M1, kI64, kI32, kByte };
 
 int bits_of(DType dtype);
 const char* name_of(DType dtype);

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from rewright.ir.graph import Graph, kind_of, name_of, operands_of, producer_of, type_of_value
+from rewright.ir.graph import Graph, kind_of, name_of, operands_of, producer_of, result_index, type_of_value
 from rewright.ir.names import relative
 from rewright.ir.op import op_of
 from rewright.ir.subgraph import Subgraph, subgraph
@@ -134,8 +134,8 @@ def _edge_label(value: Node) -> str:
     """Type of a value, with its role where the op has several results."""
     if kind_of(value) != "item":
         return str(type_of_value(value))
-    parent, index = value.args
-    role = op_of(parent.target).outputs[index]  # type: ignore[union-attr,index]
+    parent = producer_of(value)
+    role = op_of(parent.target).roles(dict(parent.kwargs))[result_index(value)]
     return f"{role} {type_of_value(value)}".lstrip()
 
 

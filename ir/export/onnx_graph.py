@@ -39,6 +39,7 @@ _ELEMENT_TYPES = {
     DType.E8M0: ("FLOAT8E8M0", 12),
     DType.I64: ("INT64", 3),
     DType.I32: ("INT32", 3),
+    DType.BYTE: ("INT8", 3),
 }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rewright.ir.kv_format import holds, load_rows, row_bytes
 from rewright.ir.op import Call, Cost, Examples, Types, op, require
-from rewright.ir.ops.state import require_batch
+from rewright.ir.ops.state import packed_state, require_batch
 from rewright.ir.types import DType, ValueType
 
 
@@ -25,6 +26,8 @@ def sparse_attention(
     ratio: int,
     capacity: int,
     scale: float,
+    window_rows: str = "",
+    compressed_rows: str = "",
 ) -> Tensor:
     """Multi-query attention where one vector is key and value: q[B,T,H,d] -> [B,T,H,d].
 
@@ -46,6 +49,7 @@ def sparse_attention(
         ratio: tokens per entry, 0 without compression.
         capacity: tokens of context that this variant reads at most.
         scale: factor of q . k.
+        window_rows, compressed_rows: formats of packed rows (`kv_format.py`).
 
     fp32 inside. On bf16 input the weights are rounded to bf16 for the product with the values
     while the denominator sums them unrounded, as in the released kernel; the maximum is the final
@@ -56,9 +60,9 @@ def sparse_attention(
     for b, (p, n, s) in enumerate(zip(pos.tolist(), n_valid.tolist(), slot.tolist(), strict=True)):
         if n == 0:
             continue
-        table, wanted = _window(None if kv is None else kv[b, :n], window[s], p, n)
+        table, wanted = _window(None if kv is None else kv[b, :n], window[s], p, n, window_rows)
         if compressed is not None:
-            entries = compressed[s, : (p + n) // ratio]
+            entries = load_rows(compressed[s], slice((p + n) // ratio), compressed_rows)
             chosen = None if indices is None else indices[b, :n]
             wanted = torch.cat(
                 [wanted, _entries(entries.shape[0], chosen, p, n, ratio, table.shape[0])], dim=1
@@ -75,12 +79,12 @@ _GATHER_ELEMENTS = 1 << 25
 """Gathered key elements held at once."""
 
 
-def _window(chunk: Tensor | None, ring: Tensor, p: int, n: int) -> tuple[Tensor, Tensor]:
+def _window(chunk: Tensor | None, ring: Tensor, p: int, n: int, rows: str) -> tuple[Tensor, Tensor]:
     """Keys of positions max(0, p-W+1) .. p+n-1, and for each of the n queries its W oldest-first
     rows of that table (-1: none)."""
     size = ring.shape[0]
     first = max(0, p - size + 1)
-    past = ring[torch.arange(first, p if chunk is not None else p + n) % size]
+    past = load_rows(ring, torch.arange(first, p if chunk is not None else p + n) % size, rows)
     table = past if chunk is None else torch.cat([past, chunk])
     at = p + torch.arange(n)[:, None]
     wanted = (at - size + 1).clamp_min(0) + torch.arange(min(size, p + n))
@@ -124,17 +128,19 @@ def _(
     ratio: int,
     capacity: int,
     scale: float,
+    window_rows: str = "",
+    compressed_rows: str = "",
 ) -> Types:
     require(len(q.shape) == 4 and q.dtype.is_float, f"q is {q}, not a float [B,T,H,d]")
     batch, tokens, heads, dim = q.shape
     require(kv is None or kv == q.with_shape(batch, tokens, dim), f"kv {kv} does not fit q {q}")
     require(kv is not None or tokens == 1, f"the ring cannot hold the keys of {tokens} tokens for the first")
-    require(window.dtype is q.dtype and window.shape[2:] == (dim,), f"window {window} does not fit q {q}")
+    fits = len(window.shape) == 3 and holds(window, q.dtype, dim, window_rows)
+    require(fits, f"window {window} does not fit q {q}")
     require((compressed is None) == (ratio == 0), "compressed entries and a ratio go together")
     if compressed is not None:
-        require(
-            compressed.dtype is q.dtype and compressed.shape[2:] == (dim,), f"entries {compressed}, q {q}"
-        )
+        fits = len(compressed.shape) == 3 and holds(compressed, q.dtype, dim, compressed_rows)
+        require(fits, f"entries {compressed}, q {q}")
         require(
             capacity // ratio <= compressed.shape[1], f"entries {compressed} hold less than {capacity} tokens"
         )
@@ -150,16 +156,16 @@ def _(
 def _(call: Call) -> Cost:
     q, window = call.operands["q"], call.operands["window"]
     batch, tokens, heads, dim = q.shape
-    row = dim * q.dtype.bits // 8
     context = min(call.context, call.attrs["capacity"])
     old = min(max(context - tokens, 0), window.shape[1] - 1)
-    reads = {"window": batch * (old + (tokens if "kv" not in call.operands else 0)) * row}
+    in_ring = old + (tokens if "kv" not in call.operands else 0)
+    reads = {"window": batch * in_ring * row_bytes(window)}
     keys = old + tokens
     if "compressed" in call.operands:
         entries = context // call.attrs["ratio"]
         if "indices" in call.operands:
             entries = min(entries, tokens * call.operands["indices"].shape[2])
-        reads["compressed"] = batch * entries * row
+        reads["compressed"] = batch * entries * row_bytes(call.operands["compressed"])
         keys += entries
     return call.cost(reads=reads, flops=4 * batch * tokens * heads * keys * dim)
 
@@ -181,3 +187,13 @@ def _(gen: Examples):
         yield (q, kv, window, entries, gen.integers(-1, 9, 2, 3, 3), sink, *vectors), attrs
         vectors = _vectors((13, 0), (1, 1), (2, 0))
         yield (q[:, :1].clone(), None, window, entries, None, sink, *vectors), attrs
+    for window_rows, compressed_rows, dim in (("e4m3:8:8", "e2m1:4:8", 16), ("e4m3:64:64", "", 96)):
+        q, kv = gen.randn(2, 3, 2, dim), gen.randn(2, 3, dim)
+        window = packed_state(gen, window_rows, 3, 8, dim)
+        entries = packed_state(gen, compressed_rows, 3, 8, dim) if compressed_rows else gen.randn(3, 8, dim)
+        chosen, packed = gen.integers(-1, 9, 2, 3, 3), {"window_rows": window_rows}
+        vectors, one = _vectors((13, 0), (3, 2), (2, 0)), _vectors((13, 0), (1, 1), (2, 0))
+        yield (q, kv, window, None, None, sink, *vectors), {**attrs, "ratio": 0, **packed}
+        packed |= {"compressed_rows": compressed_rows}
+        yield (q, kv, window, entries, chosen, sink, *vectors), {**attrs, **packed}
+        yield (q[:, :1].clone(), None, window, entries, None, sink, *one), {**attrs, **packed}

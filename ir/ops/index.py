@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rewright.ir.kv_format import holds, load_rows, row_bytes
 from rewright.ir.op import Call, Cost, Examples, Types, op, require
-from rewright.ir.ops.state import require_batch
+from rewright.ir.ops.state import packed_state, require_batch
 from rewright.ir.types import DType, ValueType
 
 
@@ -27,12 +28,14 @@ def index_score(
     ratio: int,
     capacity: int,
     weight_scale: float,
+    keys_rows: str = "",
 ) -> Tensor:
     """Relevance of every visible entry: [B,T,H,c], [B,T,H], keys[S,N,c] -> q's dtype [B,T,capacity/ratio].
 
     score_t = sum_h relu(q_h . k_t) * (weights_h * weight_scale). Each step is rounded to q's dtype
     as in the released code: dot product (fp32 inside), scaled weight, product, sum. Entries that a
-    query does not see are -inf, and so are all entries of masked rows.
+    query does not see are -inf, and so are all entries of masked rows. `keys_rows` is the format of
+    packed keys (`kv_format.py`).
     """
     batch, tokens = q.shape[:2]
     scores = q.new_full((batch, tokens, capacity // ratio), float("-inf"))
@@ -41,7 +44,8 @@ def index_score(
         visible = (p + n) // ratio
         if n == 0 or visible == 0:
             continue
-        dots = torch.einsum("thc,ec->teh", q[b, :n].float(), keys[s, :visible].float()).to(q.dtype)
+        seen = load_rows(keys[s], slice(visible), keys_rows)
+        dots = torch.einsum("thc,ec->teh", q[b, :n].float(), seen.float()).to(q.dtype)
         values = (torch.relu(dots) * scaled[b, :n, None, :]).sum(-1)
         limit = (p + 1 + torch.arange(n)) // ratio
         hidden = torch.arange(visible) >= limit[:, None]
@@ -61,10 +65,12 @@ def _(
     ratio: int,
     capacity: int,
     weight_scale: float,
+    keys_rows: str = "",
 ) -> Types:
     require(q.dtype.is_float and len(q.shape) == 4, f"q is {q}, not a float [B,T,H,c]")
     require(weights == q.with_shape(*q.shape[:3]), f"q {q} and weights {weights} disagree")
-    require(keys.dtype is q.dtype and keys.shape[2:] == q.shape[3:], f"q {q} and keys {keys} disagree")
+    fits = len(keys.shape) == 3 and holds(keys, q.dtype, q.shape[3], keys_rows)
+    require(fits, f"q {q} and keys {keys} disagree")
     require(
         capacity % ratio == 0 and capacity // ratio <= keys.shape[1], f"keys {keys} hold less than {capacity}"
     )
@@ -76,7 +82,7 @@ def _(
 def _(call: Call) -> Cost:
     q, keys = call.operands["q"], call.operands["keys"]
     entries = min(call.context, call.attrs["capacity"]) // call.attrs["ratio"] * q.shape[0]
-    key_bytes = entries * keys.shape[2] * keys.dtype.bits // 8
+    key_bytes = entries * row_bytes(keys)
     score_bytes = entries * q.shape[1] * q.dtype.bits // 8
     flops = 2 * entries * q.shape[1] * q.shape[2] * q.shape[3]
     return call.cost(reads={"keys": key_bytes}, writes=score_bytes, flops=flops)
@@ -91,6 +97,9 @@ def _(gen: Examples):
     vectors = _vectors((9, 0), (3, 0), (1, 0))
     attrs = {"ratio": 4, "capacity": 16, "weight_scale": 0.25}
     yield (gen.randn(2, 3, 2, 8), gen.randn(2, 3, 2), gen.randn(2, 8, 8), *vectors), attrs
+    q, weights = gen.randn(2, 3, 2, 64), gen.randn(2, 3, 2)
+    keys = packed_state(gen, "e2m1:32:64", 2, 8, 64)
+    yield (q, weights, keys, *vectors), {**attrs, "keys_rows": "e2m1:32:64"}
 
 
 @op()

@@ -16,6 +16,7 @@ from rewright.codegen.shards import write_shards
 from rewright.codegen.targets import Target
 from rewright.dump_folder import DumpFolder
 from rewright.frontend.chat_constants import CHAT_CONSTANTS_NAME, read_chat_constants
+from rewright.frontend.kv_formats import PLAIN, KvFormats
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.derived import DerivedWeight
@@ -66,6 +67,7 @@ class CompileOptions:
         target: set of kernels, a name of `codegen.targets.TARGETS`; "auto" takes what this machine runs.
         quality: how well the compiled model must predict which texts; None asks nothing.
         static_scales: calibrated scales of activations; None leaves them to be found as the model runs.
+        kv: how keys are stored.
     """
 
     numerics: Numerics = Numerics.FAITHFUL
@@ -77,6 +79,7 @@ class CompileOptions:
     target: str = "auto"
     quality: QualityLimit | None = None
     static_scales: StaticScales | None = None
+    kv: KvFormats = PLAIN
 
     def choose_target(self) -> Target:
         """The set of kernels; `UsageError` for an unknown one."""
@@ -96,6 +99,7 @@ class CompileOptions:
             max_context=self.max_context,
             max_batch=self.max_batch,
             chunk=target.chunk(self.chunk, self.max_batch),
+            kv=self.kv,
         )
         if self.static_scales is not None:
             require_scales_fit(self.static_scales, source)
@@ -173,7 +177,8 @@ def compile_model(
     notes = list(source.notes)
     gate = None
     if options.quality is not None:
-        exact = replace(options, numerics=Numerics.FP32, static_scales=None).open(checkpoint, target)
+        plain = replace(options, numerics=Numerics.FP32, static_scales=None, kv=PLAIN)
+        exact = plain.open(checkpoint, target)
         gate = QualityGate(options.quality, checkpoint, exact)
     clock.lap("open")
     failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")
@@ -210,6 +215,7 @@ def compile_model(
             target=target.name,
             abi=target.abi,
             numerics=options.numerics.value,
+            kv=str(options.kv),
             passes=options.passes.passes,
             fold_wo=any(w.sources for w in model.derived.values()),
             static_scales="" if options.static_scales is None else options.static_scales.digest(),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rewright.codegen.plan import make_plan
 from rewright.codegen.targets import Target
+from rewright.frontend.kv_formats import parse_kv
 from rewright.frontend.numerics import parse_numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.errors import BadInput, UsageError
@@ -23,7 +24,7 @@ from rewright.runtime.load import Artifact
 from rewright.target_choice import choose_target
 
 KINDS = ("decode", "chunk", "score")
-_COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "fold-wo", "passes", "no-pass")
+_COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "kv", "fold-wo", "passes", "no-pass")
 _PASS_OPTIONS = ("fold-wo", "passes", "no-pass")
 _OPTIONS = (*_COMPILE_OPTIONS, "variant", "batch", "target")
 PLAN_STAGES = ("selected", "planned")
@@ -201,6 +202,7 @@ def open_source(spec: GraphSpec) -> tuple[ModelSource, Variant]:
         max_context=_number(spec, "max-context", 4096),
         max_batch=_number(spec, "max-batch", 1),
         chunk=_number(spec, "chunk", 128),
+        kv=parse_kv(given.get("kv", "bf16")),
     )
     return source, choose_variant(source.variants(), spec)
 

@@ -149,6 +149,7 @@ def compile_random(
         target=target.name,
         abi=target.abi,
         numerics=options.numerics.value,
+        kv=str(options.kv),
         passes=options.passes.passes,
         fold_wo=bool(model.derived),
         static_scales="",
@@ -170,6 +171,7 @@ def _open(path: Path, options: CompileOptions, target: Target, layers: int | Non
         max_batch=options.max_batch,
         chunk=target.chunk(options.chunk, options.max_batch),
         numerics=options.numerics,
+        kv=options.kv,
     )
 
 

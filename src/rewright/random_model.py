@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rewright.codegen.pack import layouts_of
 from rewright.frontend.config import CONFIG_NAME, ModelConfig
+from rewright.frontend.kv_formats import PLAIN, KvFormats
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.rope_tables import rope_constants
 from rewright.frontend.source import ModelSource
@@ -71,12 +72,14 @@ def open_config(
     max_batch: int = 1,
     chunk: int = 128,
     numerics: Numerics = Numerics.FAITHFUL,
+    kv: KvFormats = PLAIN,
 ) -> ModelSource:
     """A configuration without a checkpoint, ready to be traced."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / CONFIG_NAME
         path.write_text(json.dumps(config.to_dict()), encoding="utf-8")
-        return ModelSource.open(path, numerics, max_context=max_context, max_batch=max_batch, chunk=chunk)
+        limits = {"max_context": max_context, "max_batch": max_batch, "chunk": chunk}
+        return ModelSource.open(path, numerics, **limits, kv=kv)
 
 
 def weight_types(plans: Iterable[Plan]) -> dict[str, ValueType]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from rewright.compiler import CompileOptions, Progress, plan_all, rewrite_all
 from rewright.ir.graph import kind_of
+from rewright.ir.kv_memory import KeyMemory, key_memory
+from rewright.ir.kv_memory import render as render_keys
 from rewright.ir.traffic import traffic
 from rewright.passes.report import Report
 
@@ -23,6 +25,7 @@ class Sizes:
         variants: of each variant its nodes when traced and at the last stage, the launches of its plan,
             bytes read and written by one step at its full capacity, and bytes of its activations.
         target: what the plans are for.
+        keys: what the keys of one sequence take, as long as the largest decode step allows.
     """
 
     weights: dict[str, int]
@@ -30,6 +33,7 @@ class Sizes:
     slots: int
     variants: dict[str, dict[str, int]]
     target: str
+    keys: KeyMemory
 
     @property
     def total_weights(self) -> int:
@@ -47,6 +51,7 @@ class Sizes:
             "state_bytes": self.total_state,
             "slots": self.slots,
             "target": self.target,
+            "keys": self.keys.to_json(),
             "variants": self.variants,
         }
 
@@ -82,7 +87,9 @@ def measure(
             "arena_bytes": plans[variant].arena_bytes,
         }
     ordered = dict(sorted(weights.items(), key=lambda item: -item[1]))
-    sizes = Sizes(ordered, dict(sorted(state.items())), source.limits.max_batch, variants, target.name)
+    longest = max(v for v in model.graphs if v.kind == "decode" and v.batch == 1)
+    keys = key_memory(model.graphs[longest], longest.capacity)
+    sizes = Sizes(ordered, dict(sorted(state.items())), source.limits.max_batch, variants, target.name, keys)
     return sizes, model.reports, source.notes
 
 
@@ -109,6 +116,7 @@ def render(sizes: Sizes) -> str:
     lines.append(f"state of {sizes.slots} sequence{'s' if sizes.slots > 1 else ''}")
     lines += [f"  {name:<32} {amount:>18,}" for name, amount in sizes.state.items()]
     lines.append(f"  {'total':<32} {sizes.total_state:>18,}")
+    lines += render_keys(sizes.keys).splitlines()
     lines.append(
         f"{'plans for ' + sizes.target:<26}{'nodes traced':>13} {'nodes':>7} {'launches':>9} "
         f"{'bytes read':>18} {'bytes written':>16} {'activations':>14}"

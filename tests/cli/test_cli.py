@@ -231,6 +231,7 @@ class TestCompile:
         manifest = json.loads((out / "manifest.json").read_text())
         expected = {"max_context": 256, "max_batch": 2, "chunk": 32, "numerics": "fp32"}
         expected |= {"fold_wo": False, "passes": list(pass_names())}
+        expected |= {"kv": "bf16"}
         assert manifest["options"] == expected
 
         again = cli("compile-model", tiny_v4, "-o", out)

@@ -257,12 +257,13 @@ def codes_product() -> Case:
     return Case("linear", operands, {"out": "bf16"})
 
 
-def attention(heads: int, width: int) -> Case:
+def attention(heads: int, width: int, **packed: str) -> Case:
+    window = f"bf16[1,8,{width}]" if not packed else "byte[1,8,583]"
     operands = {
         "q": f"input bf16[1,1,{heads},{width}]", **STEP,
-        "window": f"state bf16[1,8,{width}]", "sink": f"weight f32[{heads}]",
+        "window": f"state {window}", "sink": f"weight f32[{heads}]",
     }  # fmt: skip
-    return Case("sparse_attention", operands, {"ratio": 0, "capacity": 64, "scale": 1.0})
+    return Case("sparse_attention", operands, {"ratio": 0, "capacity": 64, "scale": 1.0, **packed})
 
 
 def rows_of_keys(width: int) -> Case:
@@ -271,12 +272,12 @@ def rows_of_keys(width: int) -> Case:
     return Case("kv_rows", {**operands, **tables}, {"eps": 1e-6})
 
 
-def score(width: int) -> Case:
+def score(width: int, **packed: str) -> Case:
+    keys = f"bf16[1,16,{width}]" if not packed else "byte[1,16,68]"
     operands = {
-        "q": f"input bf16[1,1,4,{width}]", "weights": "input bf16[1,1,4]", **STEP,
-        "keys": f"state bf16[1,16,{width}]",
+        "q": f"input bf16[1,1,4,{width}]", "weights": "input bf16[1,1,4]", **STEP, "keys": f"state {keys}",
     }  # fmt: skip
-    return Case("index_score", operands, {"ratio": 4, "capacity": 64, "weight_scale": 1.0})
+    return Case("index_score", operands, {"ratio": 4, "capacity": 64, "weight_scale": 1.0, **packed})
 
 
 def streams(count: int) -> Case:
@@ -303,7 +304,12 @@ TAKES = [
     *(attention(4, width) for width in (128, 256, 512)), rows_of_keys(512), score(128),
     streams(2), streams(4), mixed(2), mixed(4), routed(384, 8),
 ]  # fmt: skip
+PACKED = "holds packed keys ({}); these kernels read bf16 only (--kv bf16)"
 REFUSES: dict[str, dict[str, Case]] = {
+    "keys": {
+        f"window {PACKED.format('e4m3:64:448')}": attention(4, 512, window_rows="e4m3:64:448"),
+        f"keys {PACKED.format('e2m1:32:128')}": score(128, keys_rows="e2m1:32:128"),
+    },
     "activations": {"x is f32, not bf16": norm("f32"), "x is f16, not bf16": norm("f16")},
     "weights": {"weight weight is f16": norm(weight="f16"), "weight weight is f64": norm(weight="f64")},
     "scales": {

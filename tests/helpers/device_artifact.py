@@ -45,6 +45,7 @@ def constant_artifact(
         passes=(),
         fold_wo=False,
         static_scales="",
+        kv="bf16",
         stages=("layout",),
         memory=Memory(ALIGN + rows.nbytes, state_bytes),
         limits=LIMITS,

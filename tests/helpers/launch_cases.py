@@ -49,7 +49,7 @@ def launch_cases() -> Iterator[LaunchCase]:
     """All of them; the smallest first."""
     for name in sorted(kernel.covers[0].ops[0] for kernel in SINGLE):
         for operands, attrs in registry()[name].example_calls(0):
-            if all(t is None or t.dtype != torch.float16 for t in operands):
+            if all(t is None or t.dtype not in (torch.float16, torch.int8) for t in operands):
                 yield from _alone(name, operands, attrs)
     for name, operands, attrs in (*wide_calls(Examples(7)), *_keys_calls(Examples(8))):
         yield from _alone(name, operands, registry()[name].bind_attrs(attrs))

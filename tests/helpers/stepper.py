@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rewright.frontend.kv_formats import parse_kv
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.graph import Graph
@@ -75,11 +76,12 @@ class Stepper:
         max_context: int = 512,
         max_batch: int = 1,
         chunk: int = 512,
+        kv: str = "bf16",
         **options: Any,
     ) -> Stepper:
         """Open a checkpoint and load it."""
         limits = {"max_context": max_context, "max_batch": max_batch, "chunk": chunk}
-        return cls(ModelSource.open(path, Numerics(numerics), **limits), **options)
+        return cls(ModelSource.open(path, Numerics(numerics), **limits, kv=parse_kv(kv)), **options)
 
     def fresh(self, **options: Any) -> Stepper:
         """Another stepper of the same model with empty state; it shares graphs unless `passes` differ."""
@@ -182,9 +184,10 @@ class Stepper:
         self.positions[slot] = 0
 
     def poison(self, slot: int | None = None) -> None:
-        """Fill the state of a slot (default: of all) with NaN."""
+        """Fill the state of a slot (default: of all) with NaN, packed keys with 0xFF."""
         for tensor in self.state.values():
-            (tensor if slot is None else tensor[slot]).fill_(float("nan"))
+            nan = float("nan") if tensor.is_floating_point() else -1
+            (tensor if slot is None else tensor[slot]).fill_(nan)
 
     def save(self) -> Saved:
         return Saved({n: t.clone() for n, t in self.state.items()}, list(self.positions))

@@ -291,6 +291,7 @@ ELEMENT_TYPES = {
     DType.E2M1: getattr(TensorProto, "FLOAT4E2M1", TensorProto.UINT8),
     DType.I64: TensorProto.INT64,
     DType.I32: TensorProto.INT32,
+    DType.BYTE: TensorProto.INT8,
 }
 
 

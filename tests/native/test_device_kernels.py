@@ -51,8 +51,8 @@ def check(name: str, pad: bool, device: _native.Device, where: str) -> None:
     calls = 0
     for seed in range(2):
         for operands, attrs in op.example_calls(seed):
-            if any(t is not None and t.dtype == torch.float16 for t in operands):
-                continue
+            if any(t is not None and t.dtype in (torch.float16, torch.int8) for t in operands):
+                continue  # neither halves nor packed keys
             calls += 1
             expected = reference_by_row(op, operands, attrs)
             found = one_launch(op, operands, attrs, pad=pad, target="sm80").run_on(device, where)
@@ -61,3 +61,20 @@ def check(name: str, pad: bool, device: _native.Device, where: str) -> None:
                     got, want = valid_rows(got, operands, op), valid_rows(want, operands, op)
                 compare(got[mask], want[mask])
     assert calls
+
+
+def test_packed_keys_are_refused(emulation: _native.Device) -> None:
+    """What the compiler refuses is no plan for these kernels either."""
+    refused = set()
+    for name in OPS:
+        op = registry()[name]
+        for operands, attrs in op.example_calls(0):
+            if all(t is None or t.dtype != torch.int8 for t in operands):
+                continue
+            with pytest.raises(_native.PlanError):
+                one_launch(op, operands, attrs, target="sm80").run_on(emulation, "cpu")
+            refused.add(name)
+    assert refused == {
+        "attention", "compress_write", "entry_write", "index_score", "index_select", "kv_write", "ring_write",
+        "sparse_attention",
+    }  # fmt: skip

@@ -11,6 +11,7 @@ from rewright.ir.ops.attention import sparse_attention
 from rewright.ir.ops.layout import reshape
 from rewright.ir.ops.norm import head_rms_norm
 from rewright.ir.ops.rope import rope
+from rewright.ir.ops.state import packed_state
 
 
 @composed()
@@ -33,13 +34,15 @@ def attention(
     ratio: int,
     capacity: int,
     scale: float,
+    window_rows: str = "",
+    compressed_rows: str = "",
 ) -> Tensor:
     """Projected queries [B,T,H*d] -> attended values [B,T,*tail].
 
     Args:
         q: queries as the projection leaves them; `heads` is H.
-        kv, window, compressed, indices, sink, pos, n_valid, slot, ratio, capacity, scale: as in
-            `sparse_attention`.
+        kv, window, compressed, indices, sink, pos, n_valid, slot, ratio, capacity, scale, window_rows,
+            compressed_rows: as in `sparse_attention`.
         cos, sin: tables of the queries' RoPE and of the inverse one behind.
         eps: of the head norm.
         tail: shape of a token's result, [G, H*d/G] for groups of heads.
@@ -58,6 +61,8 @@ def attention(
         ratio=ratio,
         capacity=capacity,
         scale=scale,
+        window_rows=window_rows,
+        compressed_rows=compressed_rows,
     )
     return reshape(rope(attended, cos, sin, pos, inverse=True), tail=tail)
 
@@ -74,3 +79,7 @@ def _(gen: Examples):
     yield (q, kv, window, None, None, sink, *tables, *vectors), {**attrs, "ratio": 0, "tail": [32]}
     yield (q, kv, window, entries, chosen, sink, *tables, *vectors), attrs
     yield (gen.randn(2, 1, 32), None, window, entries, None, sink, *tables, *one), attrs
+    packed = {"window_rows": "e4m3:8:8", "compressed_rows": "e2m1:4:8"}
+    window, entries = (packed_state(gen, text, 3, 8, 16) for text in packed.values())
+    yield (q, kv, window, entries, chosen, sink, *tables, *vectors), {**attrs, **packed}
+    yield (gen.randn(2, 1, 32), None, window, entries, None, sink, *tables, *one), {**attrs, **packed}

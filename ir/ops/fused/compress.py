@@ -13,7 +13,7 @@ from rewright.ir.ops.compress import add_position_bias, compress
 from rewright.ir.ops.fused.quant import rounded
 from rewright.ir.ops.norm import rms_norm
 from rewright.ir.ops.rope import hadamard, rope
-from rewright.ir.ops.state import entry_write, ring_write
+from rewright.ir.ops.state import entry_write, packed_state, ring_write
 
 _STATE = ("kv_ring", "gate_ring", "cache")
 
@@ -42,6 +42,7 @@ def compress_write(
     block: int = 0,
     dims: list[int] | None = None,
     out: str = "",
+    cache_rows: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pool, norm, turn, round and store the entries that a chunk finishes, and store its rows.
 
@@ -51,7 +52,7 @@ def compress_write(
         kv, gate: f32[B,T,w] of this chunk, gate without its position bias.
         ape: [ratio,w] position bias.
         kv_ring, gate_ring, ratio, overlap: as in `compress`; `pooled` is its `out`.
-        cache: as in `entry_write`.
+        cache, cache_rows: as in `entry_write`.
         norm, eps: as in `rms_norm`.
         cos, sin: as in `rope`.
         rotate: whether entries are Hadamard-rotated (index keys).
@@ -66,7 +67,8 @@ def compress_write(
     if rotate:
         rows = hadamard(rows)
     rows = rounded(rows, fmt, block, dims, out)
-    return next_kv, next_gate, entry_write(cache, rows, count, pos, slot, ratio=ratio)
+    next_cache = entry_write(cache, rows, count, pos, slot, ratio=ratio, cache_rows=cache_rows)
+    return next_kv, next_gate, next_cache
 
 
 @compress_write.examples
@@ -84,4 +86,9 @@ def _(gen: Examples):
         rings = [gen.randn(2, 8 if overlap else 4, width, dtype=f32) for _ in range(2)]
         ape, cache = gen.randn(4, width, dtype=f32), gen.randn(2, 8, 16)
         operands = (*chunk, ape, *rings, cache, gen.randn(16), *tables, *vectors)
-        yield operands, {"ratio": 4, "overlap": overlap, "pooled": "bf16", "eps": 1e-6, **rounding}
+        attrs = {"ratio": 4, "overlap": overlap, "pooled": "bf16", "eps": 1e-6, **rounding}
+        yield operands, attrs
+        if rounding:
+            packed = f"{rounding['fmt']}:{rounding['block']}:{rounding.get('dims', [0, 16])[1]}"
+            cache = packed_state(gen, packed, 2, 8, 16)
+            yield (*chunk, ape, *rings, cache, *operands[6:]), {**attrs, "cache_rows": packed}

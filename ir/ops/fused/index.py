@@ -13,6 +13,7 @@ from rewright.ir.ops.fused.quant import rounded
 from rewright.ir.ops.index import index_score, index_topk
 from rewright.ir.ops.layout import reshape
 from rewright.ir.ops.rope import hadamard, rope
+from rewright.ir.ops.state import packed_state
 
 
 @composed()
@@ -61,13 +62,23 @@ def index_select(
     capacity: int,
     weight_scale: float,
     k: int,
+    keys_rows: str = "",
 ) -> Tensor:
     """The k best entries of each query, as in `index_score` and `index_topk` -> i32[B,T,k].
 
     The [B,T,capacity/ratio] scores need not exist.
     """
     scores = index_score(
-        q, weights, keys, pos, n_valid, slot, ratio=ratio, capacity=capacity, weight_scale=weight_scale
+        q,
+        weights,
+        keys,
+        pos,
+        n_valid,
+        slot,
+        ratio=ratio,
+        capacity=capacity,
+        weight_scale=weight_scale,
+        keys_rows=keys_rows,
     )
     return index_topk(scores, pos, n_valid, ratio=ratio, k=k)
 
@@ -77,3 +88,5 @@ def _(gen: Examples):
     vectors = [torch.tensor(v, dtype=torch.int32) for v in ((9, 0), (3, 0), (1, 0))]
     attrs = {"ratio": 4, "capacity": 16, "weight_scale": 0.25, "k": 2}
     yield (gen.randn(2, 3, 2, 8), gen.randn(2, 3, 2), gen.randn(2, 8, 8), *vectors), attrs
+    keys = packed_state(gen, "e2m1:4:8", 2, 8, 8)
+    yield (gen.randn(2, 3, 2, 8), gen.randn(2, 3, 2), keys, *vectors), {**attrs, "keys_rows": "e2m1:4:8"}

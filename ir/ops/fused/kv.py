@@ -12,7 +12,7 @@ from rewright.ir.op import Examples
 from rewright.ir.ops.fused.quant import rounded
 from rewright.ir.ops.norm import rms_norm
 from rewright.ir.ops.rope import rope
-from rewright.ir.ops.state import ring_write
+from rewright.ir.ops.state import packed_state, ring_write
 
 
 def _row(
@@ -62,15 +62,16 @@ def kv_write(
     block: int = 0,
     dims: list[int] | None = None,
     out: str = "",
+    window_rows: str = "",
 ) -> Tensor:
     """`kv_rows`, stored: the next value of the window ring [S,W,d].
 
     Args:
         x, weight, cos, sin, pos, eps, fmt, block, dims, out: as in `kv_rows`.
-        n_valid, slot, window: as in `ring_write`.
+        n_valid, slot, window: as in `ring_write`; `window_rows` is its `ring_rows`.
     """
     rows = _row(x, weight, cos, sin, pos, eps, fmt, block, dims, out)
-    return ring_write(window, rows, pos, n_valid, slot)
+    return ring_write(window, rows, pos, n_valid, slot, ring_rows=window_rows)
 
 
 def _examples(gen: Examples):
@@ -91,3 +92,7 @@ def _(gen: Examples):
     n_valid, slot = (torch.tensor(v, dtype=torch.int32) for v in ((3, 0), (2, 0)))
     for operands, attrs in _examples(gen):
         yield (*operands, n_valid, slot, gen.randn(3, 8, 16)), attrs
+    for operands, attrs in _examples(gen):
+        for text in ("e4m3:8:8", "e2m1:4:8"):
+            window = packed_state(gen, text, 3, 8, 16)
+            yield (*operands, n_valid, slot, window), {**attrs, "window_rows": text}
