@@ -76,6 +76,15 @@ QualityText = Annotated[
     Path | None,
     typer.Option("--text", metavar="FILE", help='JSONL file of {"kind": ..., "text": ...} lines.'),
 ]
+Variants = Annotated[
+    str,
+    typer.Option(
+        "--variants",
+        metavar="LIST",
+        help="low, or low,high: high variants beside, which quantise no activation before linears and share "
+        "weights and state with the others.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes and write no model.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing compiled model.")]
 
@@ -100,6 +109,7 @@ def compile_model(
     dry_run: DryRun = False,
     force: Force = False,
     target: Target = "auto",
+    variants: Variants = "low",
 ) -> None:
     """Compile a checkpoint into a folder that `rewright generate` runs.
 
@@ -111,6 +121,8 @@ def compile_model(
 
       compile-model examples/tiny-v4 -o out --max-nll-loss 0.01 --text examples/tiny-v4/text/evaluation.jsonl
 
+      compile-model examples/tiny-v4 -o out --variants low,high
+
       compile-model examples/configs/v4-flash.json --dry-run --explain
     """
     from rewright.compiler import CompileOptions
@@ -119,6 +131,7 @@ def compile_model(
     from rewright.passes.facts import parse_fold_wo
     from rewright.passes.manager import PassOptions
     from rewright.quality_gate import QualityLimit
+    from rewright.variant_choice import parse_precisions
 
     begin = time.monotonic()
     if (max_nll_loss is None) != (text is None):
@@ -132,6 +145,7 @@ def compile_model(
         PassOptions.of(passes, tuple(no_pass or ()), to, verify),
         target,
         None if max_nll_loss is None or text is None else QualityLimit(max_nll_loss, text),
+        parse_precisions(variants),
     )
     if dry_run:
         if options.quality is not None:
@@ -179,10 +193,12 @@ def _print_sizes(ckpt: Path, options: CompileOptions, explain: bool) -> None:
 
 
 def _explain(reports: Mapping[str, Report]) -> None:
-    """The whole table for the largest decode step and the largest chunk; of the others what remains."""
+    """The whole table for the largest decode step and the largest chunk of the low precision; of the others
+    what remains."""
     from rewright.passes.report import render, render_line
 
-    kinds = {name.partition("-")[0]: name for name in reports}  # the last has the largest capacity
+    low = [name for name, report in reports.items() if "precision" not in report.attrs]
+    kinds = {name.partition("-")[0]: name for name in low}  # the last has the largest capacity
     shown = [name for kind, name in kinds.items() if not kind.startswith("score")]
     for name, report in reports.items():
         if name in shown:

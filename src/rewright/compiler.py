@@ -21,6 +21,7 @@ from rewright.frontend.source import ModelSource
 from rewright.ir.derived import DerivedWeight
 from rewright.ir.errors import BadInput, UsageError
 from rewright.ir.graph import Graph
+from rewright.ir.line_edits import edit_script
 from rewright.ir.manifest import (
     CHAT_NAME,
     GENERATION_NAME,
@@ -30,9 +31,11 @@ from rewright.ir.manifest import (
     FileEntry,
     Manifest,
     Memory,
+    graph_file,
     graph_path,
+    plan_file,
 )
-from rewright.ir.plan import Plan, plan_path
+from rewright.ir.plan import Plan
 from rewright.ir.printer import print_graph
 from rewright.ir.types import ValueType
 from rewright.ir.variant import Variant
@@ -46,6 +49,7 @@ from rewright.runtime.load import Artifact
 from rewright.runtime.memory import require_memory
 from rewright.runtime.tokenizer import Tokenizer
 from rewright.target_choice import choose_target
+from rewright.variant_choice import require_difference, variants_of
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and the total."""
@@ -63,7 +67,9 @@ class CompileOptions:
         fold_wo: whether wo_a and wo_b become one matrix; `auto` decides by bytes and numerics.
         passes: which passes run, up to which stage, and whether each rewrite is verified.
         target: set of kernels, a name of `codegen.targets.TARGETS`; "auto" takes what this machine runs.
-        quality: how well the compiled model must predict which texts; None asks nothing.
+        quality: how well the compiled model must predict which texts; None asks nothing. With several
+            precisions the low one is asked.
+        precisions: of `ir.variant.PRECISIONS`, `low` among them.
     """
 
     numerics: Numerics = Numerics.FAITHFUL
@@ -74,6 +80,10 @@ class CompileOptions:
     passes: PassOptions = field(default_factory=PassOptions)
     target: str = "auto"
     quality: QualityLimit | None = None
+    precisions: tuple[str, ...] = ("low",)
+
+    def __post_init__(self) -> None:
+        require_difference(self.precisions, self.numerics, self.passes)
 
     def choose_target(self) -> Target:
         """The set of kernels; `UsageError` for an unknown one."""
@@ -165,7 +175,7 @@ def compile_model(
     notes = list(source.notes)
     gate = None
     if options.quality is not None:
-        exact = replace(options, numerics=Numerics.FP32).open(checkpoint, target)
+        exact = replace(options, numerics=Numerics.FP32, precisions=("low",)).open(checkpoint, target)
         gate = QualityGate(options.quality, checkpoint, exact)
     clock.lap("open")
     failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")
@@ -187,10 +197,11 @@ def compile_model(
             progress("packing weights", min(done, total), total)
 
         files = {name: write_text(folder, name, text) for name, text in model.texts.items()}
-        files |= {
-            plan_path(p.variant.name): write_text(folder, plan_path(p.variant.name), p.to_text())
-            for p in plans
-        }
+        texts = {p.variant: p.to_text() for p in plans}
+        for variant, text in texts.items():
+            if variant.is_high:
+                text = edit_script(texts[variant.at("low")], text)
+            files[plan_file(variant)] = write_text(folder, plan_file(variant), text)
         files |= _copy_text_files(checkpoint, folder, source, notes)
         weights = PackedWeights(WithDerived(source.weights(), model.derived), layouts)
         tensors, shards = write_shards(folder, model.weights, weights, advance)
@@ -207,7 +218,7 @@ def compile_model(
             stages=stages,
             memory=memory,
             limits=source.limits,
-            variants={v: graph_path(stages[-1], v.name) for v in source.variants()},
+            variants={v: graph_file(stages[-1], v) for v in model.graphs},
             tensors=tensors,
             layouts={name: layout for name, layout in sorted(layouts.items()) if layout},
             files=files | shards,
@@ -235,7 +246,8 @@ class RewrittenModel:
     """Every variant of a model after the passes.
 
     Attributes:
-        texts: text files of the artifact by path: each variant at each stage, and the pass report.
+        texts: text files of the artifact by path: each variant at each stage, a high one at the last only,
+            as its difference from the low one, and the pass report.
         reports: what the passes did, by variant name.
         weights: type of every weight that a variant reads, by name.
         derived: those of them that are computed.
@@ -258,17 +270,21 @@ def rewrite_all(
     reproducer: Path = REPRODUCER,
     progress: Progress = _silent,
 ) -> RewrittenModel:
-    """Trace every variant, or those given, and take it through the passes; a failed one leaves the file
-    `reproducer`."""
+    """Trace every variant, or those given (a high one behind its low one), and take it through the passes; a
+    failed one leaves the file `reproducer`."""
     model = RewrittenModel({}, {}, {}, {}, {})
-    variants = source.variants() if variants is None else variants
+    variants = variants_of(source, options.precisions) if variants is None else variants
+    last = options.passes.to
     dump = DumpFolder(dump_dir) if dump_dir is not None else None
     for done, variant in enumerate(variants):
         progress("rewriting graphs", done, len(variants))
 
         def observe(stage: str, name: str, graph: Graph, variant: Variant = variant) -> None:
-            if not name:
+            if not name and not variant.is_high:
                 model.texts[graph_path(stage, variant.name)] = print_graph(graph)
+            elif not name and stage == last:
+                low = model.texts[graph_path(stage, variant.at("low").name)]
+                model.texts[graph_file(stage, variant)] = edit_script(low, print_graph(graph))
             if dump is not None and (name or stage == "traced"):
                 dump.add(variant.name, stage, name, graph)
 

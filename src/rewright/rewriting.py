@@ -11,6 +11,7 @@ from rewright.ir.graph import Graph
 from rewright.ir.variant import Variant
 from rewright.passes.facts import Facts, FoldWo
 from rewright.passes.fold_wo import PASS as FOLD_WO
+from rewright.passes.high_precision import high_of
 from rewright.passes.manager import PassFailed, PassOptions, Rewritten, run_passes
 from rewright.passes.pipelines import REACHABLE
 
@@ -30,18 +31,29 @@ def rewrite(
     observe: Observe | None = None,
     reproducer: Path = REPRODUCER,
 ) -> Rewritten:
-    """Trace a variant and run the passes.
+    """Trace a variant and run the passes, for a high one with what `high_of` makes of the options.
 
     Raises:
         UsageError: folding is asked for, but the pass does not run.
         PassFailed: a pass failed; what it takes to run it again lies in the file `reproducer`.
     """
     require_folding(options, fold_wo)
-    graph = source.graph(variant)
+    facts = facts_of(source, fold_wo)
+    facts = high_of(facts) if variant.is_high else facts
+    graph = traced(source, variant)
     try:
-        return run_passes(graph, facts_of(source, fold_wo), options, observe=observe)
+        return run_passes(graph, facts, options, observe=observe)
     except PassFailed as e:
         raise keep_reproducer(e, reproducer) from e.__cause__
+
+
+def traced(source: ModelSource, variant: Variant) -> Graph:
+    """The traced graph of a variant. That of a high one has the nodes of the low one: a pass makes it
+    another."""
+    graph = source.graph(variant)
+    if variant.is_high:
+        graph.attrs["numerics"] = high_of(facts_of(source)).numerics
+    return graph
 
 
 def require_folding(options: PassOptions, fold_wo: FoldWo) -> None:
