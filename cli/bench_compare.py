@@ -39,6 +39,7 @@ _SAME = {
     "threads": "threads",
     "target": "target",
     "numerics": "numerics",
+    "precision": "precision",
     "model": "model",
     "compiled_for": "limits",
 }

@@ -49,7 +49,7 @@ from rewright.runtime.load import Artifact
 from rewright.runtime.memory import require_memory
 from rewright.runtime.tokenizer import Tokenizer
 from rewright.target_choice import choose_target
-from rewright.variant_choice import require_difference, variants_of
+from rewright.variant_choice import notes_of, require_difference, variants_of
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and the total."""
@@ -180,6 +180,7 @@ def compile_model(
     clock.lap("open")
     failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")
     model = rewrite_all(source, options, dump_dir=dump_dir, reproducer=failed, progress=progress)
+    notes += notes_of({v: model.reports[v.name] for v in model.graphs})
     clock.lap("trace and passes")
     plans = plan_all(model.graphs, target)
     layouts = layouts_of(plans)

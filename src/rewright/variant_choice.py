@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
 from rewright.ir.errors import UsageError
 from rewright.ir.variant import PRECISIONS, Variant
+from rewright.passes.eliminate_quant import UnquantizedLinear
 from rewright.passes.high_precision import NEEDS
 from rewright.passes.manager import PassOptions
 from rewright.passes.pipelines import REACHABLE
+from rewright.passes.report import Report
 
 OPTION = "--variants"
 
@@ -49,6 +51,15 @@ def require_difference(
             where=where,
             fix=f"leave it on and go on to stage {NEEDS.stage} at least",
         )
+
+
+def notes_of(reports: Mapping[Variant, Report]) -> list[str]:
+    """For the user: that high variants are the low ones, which is so where no weight has scales."""
+    high = [report for variant, report in reports.items() if variant.is_high]
+    rules = [rule for r in high for p in r.passes if p.name == NEEDS.name for rule in p.rules]
+    if not high or any(rule.matches for rule in rules if rule.name == UnquantizedLinear.name):
+        return []
+    return ["no activation is quantised before a linear: high variants compute what low ones do"]
 
 
 def variants_of(source: ModelSource, precisions: Sequence[str]) -> list[Variant]:
