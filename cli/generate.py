@@ -100,7 +100,9 @@ def generate(
     if effort is not None and not thinking:
         raise UsageError("--effort goes with --thinking", where="generate", fix="add --thinking")
     if rules is not None and precision is not GeneratePrecision.auto:
-        raise UsageError("goes with --precision auto", where=f"--rules {rules}", fix="add it, or leave this out")
+        raise UsageError(
+            "goes with --precision auto", where=f"--rules {rules}", fix="add it, or leave this out"
+        )
     artifact = Artifact.open(out)
     texts = _prompts(artifact, prompt, chat, messages, thinking, effort)
     if show_prompt:
@@ -192,7 +194,7 @@ def _run(
     as_json: bool,
     decisions: list[Decision] | None,
 ) -> None:
-    """Generate and print; `thinking` is None for plain text prompts, `decisions` where nothing was decided."""
+    """Generate and print; `thinking` is None for plain text prompts, `decisions` without --precision auto."""
     from rewright.runtime.generate import generate as complete
     from rewright.runtime.tokenizer import TextStream
 

@@ -30,13 +30,13 @@ def graph_path(stage: str, variant: str) -> str:
 
 
 def graph_file(stage: str, variant: Variant) -> str:
-    """The file of a variant's graph: its text, or of a high one what differs from the low one's."""
-    return graph_path(stage, variant.name) + (SUFFIX if variant.is_high else "")
+    """The file of a variant's graph: its text, or what differs from that of its base."""
+    return graph_path(stage, variant.name) + (SUFFIX if variant.base else "")
 
 
 def plan_file(variant: Variant) -> str:
-    """The file of a variant's plan: its text, or of a high one what differs from the low one's."""
-    return plan_path(variant.name) + (SUFFIX if variant.is_high else "")
+    """The file of a variant's plan: its text, or what differs from that of its base."""
+    return plan_path(variant.name) + (SUFFIX if variant.base else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +237,8 @@ def _dangling(value: dict[str, Any]) -> str | None:
         for v in value["variants"]
     ]
     for variant in variants:
-        if variant.is_high and variant.at("low") not in variants:
-            return f"it lists {variant.name} without {variant.at('low').name}"
+        if variant.base is not None and variant.base not in variants:
+            return f"it lists {variant.name} without {variant.base.name}"
     named = [
         graph_file(stage, variant)
         for variant in variants

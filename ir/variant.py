@@ -58,6 +58,14 @@ class Variant:
         """The same shape in a precision."""
         return replace(self, precision=precision)
 
+    @property
+    def base(self) -> Variant | None:
+        """The variant as whose difference a compiled model keeps it: of a high one that scores the same
+        without logits for every position, of another high one the low one. None where it is kept whole."""
+        if not self.is_high:
+            return None
+        return replace(self, all_positions=False) if self.all_positions else self.at("low")
+
     def to_json(self) -> dict[str, Any]:
         """Its attributes; the precision only where it is not `low`."""
         value = asdict(self)

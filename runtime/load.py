@@ -114,24 +114,24 @@ class Artifact:
                 where=str(self.folder),
                 fix="name that stage, or the checkpoint with the option precision=high",
             )
-        name = self.manifest.variants[variant] if stage is None else graph_file(stage, variant)
-        low = self.manifest.variants[variant.at("low")]
-        return parse(self._text(name, low if variant.is_high else None), str(self.folder / name))
+        made = stages[-1] if stage is None else stage
+        text = self._text(variant, lambda v: graph_file(made, v))
+        return parse(text, str(self.folder / graph_file(made, variant)))
 
     def plan_text(self, variant: Variant) -> str:
         """The plan of a variant as JSON; `BadInput` if it cannot be read."""
-        low = plan_file(variant.at("low"))
-        return self._text(plan_file(variant), low if variant.is_high else None)
+        return self._text(variant, plan_file)
 
-    def _text(self, name: str, old: str | None) -> str:
-        """The text of a file; if there is an old one, what the file's edits make of its text."""
-        text = (self.folder / name).read_text(encoding="utf-8")
-        if old is None:
+    def _text(self, variant: Variant, file_of: Callable[[Variant], str]) -> str:
+        """The text of a variant, made of that of its base where its file holds edits."""
+        path = self.folder / file_of(variant)
+        text = path.read_text(encoding="utf-8")
+        if variant.base is None:
             return text
         try:
-            return apply_edits((self.folder / old).read_text(encoding="utf-8"), text)
+            return apply_edits(self._text(variant.base, file_of), text)
         except ValueError as e:
-            raise BadInput(f"no edits of {old} ({e})", where=str(self.folder / name), fix=_AGAIN) from e
+            raise BadInput(f"no edits of {file_of(variant.base)} ({e})", where=str(path), fix=_AGAIN) from e
 
     def weights(self) -> dict[str, Tensor]:
         """Every weight and constant by name as stored, mapped from the shards: one with a layout has its

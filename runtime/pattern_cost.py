@@ -19,8 +19,8 @@ _BOUNDS = re.compile(r"\{(\d{0,6})(?:(,)(\d{0,6}))?\}")
 def choices(pattern: str, length: int) -> int:
     """A bound of the ways that a pattern can try at one place of a text of so many characters.
 
-    It is the product over the parts of a pattern: `*`, `+` and `{m,}` count as `length`, `{m,n}` as n - m + 1,
-    `?` as 2, alternatives as the sum of theirs.
+    It is the product over the parts of a pattern: `*`, `+` and `{m,}` count as `length` or less, `{m,n}` as
+    n - m + 1, `?` as 2, alternatives as the sum of theirs.
 
     Raises:
         ValueError: a repeated group, or a construct for which there is no bound.

@@ -176,6 +176,8 @@ def _patterns(given: object, where: str) -> tuple[re.Pattern[str], ...]:
                 fix="bound its repeats ({0,40} in place of *), or split it into several patterns",
             )
         if compiled.search("") is not None:
-            raise BadInput(f"pattern {pattern!r} is found in every line", where=where, fix="let it need a sign")
+            raise BadInput(
+                f"pattern {pattern!r} is found in every line", where=where, fix="let it need a sign"
+            )
         found.append(compiled)
     return tuple(found)

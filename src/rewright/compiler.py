@@ -32,7 +32,6 @@ from rewright.ir.manifest import (
     Manifest,
     Memory,
     graph_file,
-    graph_path,
     plan_file,
 )
 from rewright.ir.plan import Plan
@@ -200,8 +199,8 @@ def compile_model(
         files = {name: write_text(folder, name, text) for name, text in model.texts.items()}
         texts = {p.variant: p.to_text() for p in plans}
         for variant, text in texts.items():
-            if variant.is_high:
-                text = edit_script(texts[variant.at("low")], text)
+            if variant.base is not None:
+                text = edit_script(texts[variant.base], text)
             files[plan_file(variant)] = write_text(folder, plan_file(variant), text)
         files |= _copy_text_files(checkpoint, folder, source, notes)
         weights = PackedWeights(WithDerived(source.weights(), model.derived), layouts)
@@ -248,7 +247,7 @@ class RewrittenModel:
 
     Attributes:
         texts: text files of the artifact by path: each variant at each stage, a high one at the last only,
-            as its difference from the low one, and the pass report.
+            as its difference from its base, and the pass report.
         reports: what the passes did, by variant name.
         weights: type of every weight that a variant reads, by name.
         derived: those of them that are computed.
@@ -271,21 +270,21 @@ def rewrite_all(
     reproducer: Path = REPRODUCER,
     progress: Progress = _silent,
 ) -> RewrittenModel:
-    """Trace every variant, or those given (a high one behind its low one), and take it through the passes; a
-    failed one leaves the file `reproducer`."""
+    """Trace every variant, or those given (each behind its base), and take it through the passes; a failed
+    one leaves the file `reproducer`."""
     model = RewrittenModel({}, {}, {}, {}, {})
     variants = variants_of(source, options.precisions) if variants is None else variants
-    last = options.passes.to
+    last: dict[Variant, str] = {}
     dump = DumpFolder(dump_dir) if dump_dir is not None else None
     for done, variant in enumerate(variants):
         progress("rewriting graphs", done, len(variants))
 
         def observe(stage: str, name: str, graph: Graph, variant: Variant = variant) -> None:
-            if not name and not variant.is_high:
-                model.texts[graph_path(stage, variant.name)] = print_graph(graph)
-            elif not name and stage == last:
-                low = model.texts[graph_path(stage, variant.at("low").name)]
-                model.texts[graph_file(stage, variant)] = edit_script(low, print_graph(graph))
+            if not name and (variant.base is None or stage == options.passes.to):
+                last[variant] = text = print_graph(graph)
+                if variant.base is not None:
+                    text = edit_script(last[variant.base], text)
+                model.texts[graph_file(stage, variant)] = text
             if dump is not None and (name or stage == "traced"):
                 dump.add(variant.name, stage, name, graph)
 

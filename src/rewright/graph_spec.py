@@ -218,7 +218,9 @@ def parse_precision(spec: GraphSpec) -> str:
     precision = spec.options.get(_PRECISION_OPTION, "low")
     if precision not in PRECISIONS:
         raise UsageError(
-            f"there is no precision {precision!r}", where=str(spec.path), fix=f"one of {', '.join(PRECISIONS)}"
+            f"there is no precision {precision!r}",
+            where=str(spec.path),
+            fix=f"one of {', '.join(PRECISIONS)}",
         )
     return precision
 
