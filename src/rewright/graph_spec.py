@@ -121,8 +121,8 @@ def for_target(spec: GraphSpec) -> tuple[GraphSpec, Target]:
 
 def variant_of(graph: Graph) -> Variant:
     """The variant that a graph was made for."""
-    shape = (graph.attrs[key] for key in ("tokens", "batch", "capacity", "all_positions"))
-    return Variant(*shape, graph.attrs.get("precision", "low"))
+    shape = Variant(*(graph.attrs[key] for key in ("tokens", "batch", "capacity", "all_positions")))
+    return shape.at(graph.attrs.get("precision", "low"))
 
 
 def load_stages(spec: GraphSpec) -> tuple[dict[str, Graph], list[str]]:
