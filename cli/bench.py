@@ -38,7 +38,7 @@ from rewright.cli.bench_place import begin_peak, ceiling_of, describe, peak_memo
 from rewright.cli.bench_plot import Plot, check_plot, draw
 from rewright.cli.bench_stages import Stages, Trace, check_trace, render_profile, write_trace
 from rewright.cli.bench_table import render_csv, render_markdown
-from rewright.cli.execution import Threads, open_engine
+from rewright.cli.execution import Precision, PrecisionOption, Threads, open_engine
 from rewright.ir.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def bench(
         int, typer.Option("-r", "--repeats", help="Timed runs of each case, after one untimed.")
     ] = 5,
     threads: Threads = None,
+    precision: PrecisionOption = Precision.low,
     peers: Annotated[
         bool,
         typer.Option("--peers", help="Measure the reference interpreter and torch bf16 eager as well."),
@@ -116,6 +117,8 @@ def bench(
 
       rewright bench out -p 1024 -n 32 --stages --trace step.json
 
+      rewright bench out --precision high
+
       rewright bench --random-weights examples/configs/v4-flash.json --layers 12 -p 1024 -b 1,8
 
       rewright bench --random-weights examples/configs/v4-flash.json --layers 12 -p 1024 -n 32 --ablate
@@ -144,6 +147,10 @@ def bench(
             raise UsageError(f"does not go with {', '.join(given)}", where="--ablate", fix="choose one")
         if not new:
             raise UsageError("there is no decode step to measure", where="-n", fix="choose -n 1 or more")
+    if precision is Precision.high and random_weights is not None:
+        raise UsageError(
+            "a random model has low variants only", where="--precision high", fix="choose --numerics bf16"
+        )
     if plot is not None:
         check_plot(plot)
     earlier = None if compare is None else read_earlier(compare)
@@ -166,7 +173,7 @@ def bench(
         else:
             render(rows, decodes)
         return
-    engine = open_engine(artifact, threads=threads)
+    engine = open_engine(artifact, threads=threads, precision=precision)
     place = place_of(engine, threads)
     measured: dict[str, list[Result]] = {ours: []}
     profiles: list[Profile] = []
@@ -182,7 +189,7 @@ def bench(
         # Before the ceiling, which takes memory of its own, and peers, which hold the weights once more.
         peak = peak_memory(engine)
         ceiling = ceiling_of(engine, threads)
-        for name, rival in _peers(artifact).items() if peers else ():
+        for name, rival in _peers(artifact, precision).items() if peers else ():
             measured[name] = []
             for case in alone:
                 measured[name].append(measure(rival, case, min(repeats, 3)))
@@ -194,6 +201,7 @@ def bench(
         "target": ours,
         "numerics": manifest.numerics,
         "kv": manifest.kv,
+        "precision": precision.value,
         **model.to_json(artifact),
         **describe(artifact),
         **place.names,
@@ -245,12 +253,13 @@ def _step_us(results: Sequence[Result], case: Case) -> float:
     return statistics.median(result.seconds) / case.new * 1e6
 
 
-def _peers(artifact: Artifact) -> dict[str, Engine]:
+def _peers(artifact: Artifact, precision: str) -> dict[str, Engine]:
     """What the kernels are compared with. They run one sequence at a time."""
     from rewright.peers import eager_engine
     from rewright.runtime.engine import Engine
 
-    return {"reference": Engine(artifact, reference=True), "torch bf16 eager": eager_engine(artifact)}
+    reference = Engine(artifact, reference=True, precision=precision)
+    return {"reference": reference, "torch bf16 eager": eager_engine(artifact)}
 
 
 def _numbers(text: str, option: str) -> list[int]:

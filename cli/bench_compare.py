@@ -40,6 +40,7 @@ _SAME = {
     "target": "target",
     "numerics": "numerics",
     "kv": "format of keys",
+    "precision": "precision",
     "model": "model",
     "compiled_for": "limits",
 }

@@ -53,7 +53,8 @@ def render_markdown(record: Mapping[str, Any], measured: Mapping[str, Sequence[R
     ours, ceiling = record["target"], record["read_bytes_per_second"]
     own = {r.case: r for r in measured[ours]}
     columns = ["model", "size", "runs on", "test", "tok/s", "spread", "MB/token", "GB/s", "of ceiling"]
-    model = f"{record['model']['type']} {record['model']['layers']}L {record['numerics']}"
+    high = ", high" if record["precision"] == "high" else ""
+    model = f"{record['model']['type']} {record['model']['layers']}L {record['numerics']}{high}"
     size = _size(record["model"]["weight_bytes"])
     rows = []
     for name, results in measured.items():

@@ -93,6 +93,15 @@ StaticScales = Annotated[
         help="Quantise activations by the scales of this file, which rewright calibrate has written.",
     ),
 ]
+Variants = Annotated[
+    str,
+    typer.Option(
+        "--variants",
+        metavar="LIST",
+        help="low, or low,high: high variants beside, which quantise no activation before linears and share "
+        "weights and state with the others.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes and write no model.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing compiled model.")]
 
@@ -119,6 +128,7 @@ def compile_model(
     dry_run: DryRun = False,
     force: Force = False,
     target: Target = "auto",
+    variants: Variants = "low",
 ) -> None:
     """Compile a checkpoint into a folder that `rewright generate` runs.
 
@@ -132,6 +142,8 @@ def compile_model(
 
       compile-model examples/tiny-v4 -o out --kv packed
 
+      compile-model examples/tiny-v4 -o out --variants low,high
+
       compile-model examples/configs/v4-flash.json --dry-run --explain
     """
     from rewright.calibration.scales_file import read_scales
@@ -142,6 +154,7 @@ def compile_model(
     from rewright.passes.facts import parse_fold_wo
     from rewright.passes.manager import PassOptions
     from rewright.quality_gate import QualityLimit
+    from rewright.variant_choice import parse_precisions
 
     begin = time.monotonic()
     if (max_nll_loss is None) != (text is None):
@@ -157,6 +170,7 @@ def compile_model(
         None if max_nll_loss is None or text is None else QualityLimit(max_nll_loss, text),
         None if static_scales is None else read_scales(static_scales),
         parse_kv(kv),
+        parse_precisions(variants),
     )
     if dry_run:
         if options.quality is not None:
@@ -204,10 +218,12 @@ def _print_sizes(ckpt: Path, options: CompileOptions, explain: bool) -> None:
 
 
 def _explain(reports: Mapping[str, Report]) -> None:
-    """The whole table for the largest decode step and the largest chunk; of the others what remains."""
+    """The whole table for the largest decode step and the largest chunk of the low precision; of the others
+    what remains."""
     from rewright.passes.report import render, render_line
 
-    kinds = {name.partition("-")[0]: name for name in reports}  # the last has the largest capacity
+    low = [name for name, report in reports.items() if "precision" not in report.attrs]
+    kinds = {name.partition("-")[0]: name for name in low}  # the last has the largest capacity
     shown = [name for kind, name in kinds.items() if not kind.startswith("score")]
     for name, report in reports.items():
         if name in shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,19 @@ Threads = Annotated[
 ]
 
 
+class Precision(StrEnum):
+    low = "low"
+    high = "high"
+
+
+PrecisionOption = Annotated[
+    Precision,
+    typer.Option(
+        "--precision", help="Variants that run; high ones are there after compile-model --variants low,high."
+    ),
+]
+
+
 def open_engine(
     artifact: Artifact,
     *,
@@ -28,6 +42,7 @@ def open_engine(
     threads: int | None = None,
     graphs: bool = True,
     quiet: bool = False,
+    precision: str = "low",
 ) -> Engine:
     """An engine for a compiled model; says so where a card is emulated, and how far loading onto one is.
 
@@ -37,14 +52,26 @@ def open_engine(
         threads: of the host's kernels.
         graphs: whether a card's steps are recorded as CUDA graphs.
         quiet: nobody is told; for one model after the other.
+        precision: of the variants that run.
+
+    Raises:
+        UsageError: the model was not compiled in that precision.
     """
     from rewright.runtime.card import EMULATE, emulating
-    from rewright.runtime.engine import Engine
+    from rewright.runtime.engine import Engine, require_precision
 
+    require_precision(artifact, precision)  # before weights are loaded
     if quiet:
-        return Engine(artifact, reference=reference, threads=threads, graphs=graphs)
+        return Engine(artifact, reference=reference, threads=threads, graphs=graphs, precision=precision)
     if artifact.manifest.target == "sm80" and emulating() and not reference:
         output.note(f"target sm80, emulated on this CPU ({EMULATE} is set): slow")
     with output.ProgressBar() as bar:
         loading = bar.counter("loading weights", artifact.weight_bytes)
-        return Engine(artifact, reference=reference, threads=threads, loading=loading, graphs=graphs)
+        return Engine(
+            artifact,
+            reference=reference,
+            threads=threads,
+            loading=loading,
+            graphs=graphs,
+            precision=precision,
+        )

@@ -20,9 +20,16 @@ if TYPE_CHECKING:
     from rewright.runtime.generate import GenerateOptions
     from rewright.runtime.load import Artifact
     from rewright.runtime.repetition import Loop
+    from rewright.runtime.request_detector import Decision
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Compiled model.")]
 _MODES = "-p TEXT, --chat TEXT or --messages FILE"
+
+
+class GeneratePrecision(StrEnum):
+    low = "low"
+    high = "high"
+    auto = "auto"
 
 
 class Effort(StrEnum):
@@ -58,6 +65,17 @@ def generate(
     ] = False,
     reference: Reference = False,
     threads: Threads = None,
+    precision: Annotated[
+        GeneratePrecision,
+        typer.Option(
+            help="Variants that run: low, high (after compile-model --variants low,high), or auto, which "
+            "takes high for code, mathematics and long documents."
+        ),
+    ] = GeneratePrecision.low,
+    rules: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --precision auto: rules in place of those that come along."),
+    ] = None,
 ) -> None:
     """Generate text. Defaults for temperature and top-p come from the checkpoint.
 
@@ -66,6 +84,8 @@ def generate(
       rewright generate out --chat "What is 17 + 25?" --temperature 0
 
       rewright generate out -p "In the beginning" --max-new-tokens 64 --seed 1
+
+      rewright generate out --chat "Compute 8 * 17." --precision auto
     """
     from rewright.runtime.generate import GenerateOptions
     from rewright.runtime.load import Artifact
@@ -79,6 +99,10 @@ def generate(
         raise UsageError("--thinking and --effort go with --chat or --messages", where="generate")
     if effort is not None and not thinking:
         raise UsageError("--effort goes with --thinking", where="generate", fix="add --thinking")
+    if rules is not None and precision is not GeneratePrecision.auto:
+        raise UsageError(
+            "goes with --precision auto", where=f"--rules {rules}", fix="add it, or leave this out"
+        )
     artifact = Artifact.open(out)
     texts = _prompts(artifact, prompt, chat, messages, thinking, effort)
     if show_prompt:
@@ -97,8 +121,14 @@ def generate(
     options = GenerateOptions(sampling, max_new_tokens, stop, stop_on_repetition)
     # A prompt that cannot be used is refused before the model is mapped.
     prompts = [artifact.tokenizer().encode(text) for text in texts]
-    engine = open_engine(artifact, reference=reference, threads=threads)
-    _run(engine, prompts, options, None if prompt else thinking, json_output)
+    decisions = _decide(artifact, texts, prompts, rules) if precision is GeneratePrecision.auto else None
+    engine = open_engine(
+        artifact,
+        reference=reference,
+        threads=threads,
+        precision="low" if precision is GeneratePrecision.auto else precision,
+    )
+    _run(engine, prompts, options, None if prompt else thinking, json_output, decisions)
 
 
 def _prompts(
@@ -141,10 +171,30 @@ def _prompts(
     ]
 
 
+def _decide(
+    artifact: Artifact, texts: list[str], prompts: list[list[int]], rules: Path | None
+) -> list[Decision]:
+    """The precision of each prompt by the rules, told to the user."""
+    from rewright.runtime.engine import require_precision
+    from rewright.runtime.request_detector import RULES, RequestDetector
+
+    require_precision(artifact, "high")
+    detector = RequestDetector.open(rules or RULES)
+    found = [detector.decide(text, len(ids)) for text, ids in zip(texts, prompts, strict=True)]
+    for number, decision in enumerate(found, start=1):
+        output.note(f"precision: {f'prompt {number}: ' if len(found) > 1 else ''}{decision}")
+    return found
+
+
 def _run(
-    engine: Engine, prompts: list[list[int]], options: GenerateOptions, thinking: bool | None, as_json: bool
+    engine: Engine,
+    prompts: list[list[int]],
+    options: GenerateOptions,
+    thinking: bool | None,
+    as_json: bool,
+    decisions: list[Decision] | None,
 ) -> None:
-    """Generate and print; `thinking` is None for plain text prompts."""
+    """Generate and print; `thinking` is None for plain text prompts, `decisions` without --precision auto."""
     from rewright.runtime.generate import generate as complete
     from rewright.runtime.tokenizer import TextStream
 
@@ -156,7 +206,8 @@ def _run(
     loops: list[Loop | None] = [None] * len(prompts)
     streaming = len(prompts) == 1 and not as_json
     begin = time.monotonic()
-    for event in complete(engine, prompts, options):
+    precisions = [d.precision for d in decisions] if decisions else [engine.precision] * len(prompts)
+    for event in complete(engine, prompts, options, precisions):
         at = event.request
         text = ""
         loops[at] = loops[at] or event.loop
@@ -180,6 +231,8 @@ def _run(
                 "prompt_tokens": len(ids),
                 "seed": options.sampling.seed,
                 "repetition": _repetition(loops[i], len(ids)),
+                "precision": precisions[i],
+                "sensitive": list(decisions[i].reasons) if decisions else None,
                 **_message(text, thinking),
             }
             output.result(json.dumps(record, ensure_ascii=False))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewright.cli import output
-from rewright.cli.execution import Reference, Threads, open_engine
+from rewright.cli.execution import Precision, PrecisionOption, Reference, Threads, open_engine
 from rewright.ir.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def score(
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     reference: Reference = False,
     threads: Threads = None,
+    precision: PrecisionOption = Precision.low,
 ) -> None:
     """Perplexity per kind of text (--text), or logits, NLL and greedy tokens of given ids (--ids).
 
@@ -40,6 +41,8 @@ def score(
       rewright score out --text examples/tiny-v4/text/evaluation.jsonl
 
       rewright score out --ids examples/tiny-v4/golden-cases.json --logits mine.safetensors
+
+      rewright score out --text examples/tiny-v4/text/evaluation.jsonl --precision high
     """
     from rewright.runtime.load import Artifact
 
@@ -47,7 +50,7 @@ def score(
         raise UsageError("give either --text or --ids", where="score")
     if (ids is None) != (logits is None):
         raise UsageError("--ids and --logits go together", where="score")
-    engine = open_engine(Artifact.open(out), reference=reference, threads=threads)
+    engine = open_engine(Artifact.open(out), reference=reference, threads=threads, precision=precision)
     if text is not None:
         _score_text(engine, text, json_output)
     elif ids is not None and logits is not None:

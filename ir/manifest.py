@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewright.ir.errors import BadInput
+from rewright.ir.line_edits import SUFFIX
 from rewright.ir.plan import plan_path
-from rewright.ir.variant import Limits, Variant
+from rewright.ir.variant import PRECISIONS, Limits, Variant
 from rewright.ir.weight_layout import LAYOUTS
 
 FORMAT = 4
@@ -26,6 +27,16 @@ PASSES_NAME = "passes.json"
 def graph_path(stage: str, variant: str) -> str:
     """Where the text of a variant's graph lies in the artifact."""
     return f"graphs/{stage}/{variant}.txt"
+
+
+def graph_file(stage: str, variant: Variant) -> str:
+    """The file of a variant's graph: its text, or what differs from that of its base."""
+    return graph_path(stage, variant.name) + (SUFFIX if variant.base else "")
+
+
+def plan_file(variant: Variant) -> str:
+    """The file of a variant's plan: its text, or what differs from that of its base."""
+    return plan_path(variant.name) + (SUFFIX if variant.base else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,8 @@ class Manifest:
         passes: names of the passes that ran, in order.
         fold_wo: whether wo_a and wo_b are one matrix.
         static_scales: SHA-256 of the calibrated scales of activations; empty if these are found as it runs.
-        stages: stages of which graph texts are kept; the plans are made of the last one.
+        stages: stages of which graph texts are kept, of high variants the last one only; the plans are made
+            of it.
         memory: what executing it takes.
         limits: context, batch and chunk it was compiled for.
         variants: graph file of every variant, by variant.
@@ -89,6 +101,11 @@ class Manifest:
     layouts: Mapping[str, str]
     files: Mapping[str, FileEntry]
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those of its variants, the lower first."""
+        return tuple(p for p in PRECISIONS if any(v.precision == p for v in self.variants))
+
     def to_text(self) -> str:
         """Canonical JSON."""
         limits = self.limits
@@ -113,7 +130,10 @@ class Manifest:
                 "chunk": limits.chunk,
             },
             "stages": list(self.stages),
-            "variants": [{**v.to_json(), "graph": path} for v, path in sorted(self.variants.items())],
+            "variants": [
+                {**v.to_json(), "precision": v.precision, "graph": path}
+                for v, path in sorted(self.variants.items())
+            ],
             "tensors": dict(self.tensors),
             "layouts": dict(self.layouts),
             "files": {name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in self.files.items()},
@@ -149,7 +169,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
         memory=Memory(value["memory"]["arena_bytes"], value["memory"]["state_bytes"]),
         limits=Limits(options["max_context"], options["max_batch"], options["chunk"]),
         variants={
-            Variant(v["tokens"], v["batch"], v["capacity"], v["all_positions"]): v["graph"]
+            Variant(v["tokens"], v["batch"], v["capacity"], v["all_positions"], v["precision"]): v["graph"]
             for v in value["variants"]
         },
         tensors=value["tensors"],
@@ -178,7 +198,16 @@ _SHAPE: dict[str, Any] = {
         "max_batch": int,
         "chunk": int,
     },
-    "variants": [{"tokens": int, "batch": int, "capacity": int, "all_positions": bool, "graph": str}],
+    "variants": [
+        {
+            "tokens": int,
+            "batch": int,
+            "capacity": int,
+            "all_positions": bool,
+            "precision": str,
+            "graph": str,
+        }
+    ],
     "tensors": {"*": str},
     "layouts": {"*": str},
     "files": {"*": {"bytes": int, "sha256": str}},
@@ -205,14 +234,27 @@ def _mismatch(value: Any, shape: Any, at: str) -> str | None:
 
 
 def _dangling(value: dict[str, Any]) -> str | None:
-    """A graph, a plan or a shard that is not among the files; a layout that is not known."""
+    """A graph, a plan or a shard that is not among the files; a precision or a layout that is not known."""
     if not value["variants"]:
         return "it lists no variant"
     if not value["stages"]:
         return "it lists no stage"
-    names = [v["graph"].rpartition("/")[2].removesuffix(".txt") for v in value["variants"]]
-    named = [graph_path(stage, name) for stage in value["stages"] for name in names]
-    named += [plan_path(name) for name in names]
+    for i, v in enumerate(value["variants"]):
+        if v["precision"] not in PRECISIONS:
+            return f"the manifest: variants[{i}]: precision {v['precision']!r} is not known"
+    variants = [
+        Variant(v["tokens"], v["batch"], v["capacity"], v["all_positions"], v["precision"])
+        for v in value["variants"]
+    ]
+    for variant in variants:
+        if variant.base is not None and variant.base not in variants:
+            return f"it lists {variant.name} without {variant.base.name}"
+    named = [
+        graph_file(stage, variant)
+        for variant in variants
+        for stage in (value["stages"][-1:] if variant.is_high else value["stages"])
+    ]
+    named += [plan_file(variant) for variant in variants]
     named += [v["graph"] for v in value["variants"]] + list(value["tensors"].values())
     for weight, layout in value["layouts"].items():
         if weight not in value["tensors"]:

@@ -1,19 +1,21 @@
 """Variants of the step function: static shapes that one model is compiled for.
 
-A variant is keyed by tokens T, batch B, context capacity, and whether logits come out for every
-position. `capacity` bounds the context that reading ops touch; the state always holds max_context.
+A variant is keyed by tokens T, batch B, context capacity, whether logits come out for every position,
+and precision. `capacity` bounds the context that reading ops touch; the state always holds max_context.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rewright.ir.errors import UsageError
 
 ALIGN = 128
 LARGEST = 2**31 - 1
+PRECISIONS = ("low", "high")
+"""What a compiled model can have; it always has `low`. docs/variants.md."""
 BUCKETS = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
 
 
@@ -26,12 +28,14 @@ class Variant:
         batch: B.
         capacity: tokens of context that this variant can read.
         all_positions: logits [B,T,V] for scoring instead of [B,V] of the last valid token.
+        precision: one of `PRECISIONS`. Both have the same weights and the same state.
     """
 
     tokens: int
     batch: int
     capacity: int
     all_positions: bool = False
+    precision: str = "low"
 
     @property
     def kind(self) -> str:
@@ -41,12 +45,33 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """File-name-safe identity, for example `chunk128-b1-c4096`."""
+        """File-name-safe identity, for example `chunk128-b1-c4096`, or `chunk128-b1-c4096-high`."""
         tokens = "" if self.kind == "decode" else str(self.tokens)
-        return f"{self.kind}{tokens}-b{self.batch}-c{self.capacity}"
+        precision = "" if self.precision == "low" else f"-{self.precision}"
+        return f"{self.kind}{tokens}-b{self.batch}-c{self.capacity}{precision}"
+
+    @property
+    def is_high(self) -> bool:
+        return self.precision == "high"
+
+    def at(self, precision: str) -> Variant:
+        """The same shape in a precision."""
+        return replace(self, precision=precision)
+
+    @property
+    def base(self) -> Variant | None:
+        """The variant as whose difference a compiled model keeps it: of a high one that scores the same
+        without logits for every position, of another high one the low one. None where it is kept whole."""
+        if not self.is_high:
+            return None
+        return replace(self, all_positions=False) if self.all_positions else self.at("low")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its attributes; the precision only where it is not `low`."""
+        value = asdict(self)
+        if self.precision == "low":
+            del value["precision"]
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,14 +186,16 @@ def _bytes_per_token(engine: Engine, case: Case) -> float:
 
 def _steps(engine: Engine, case: Case) -> Iterator[tuple[Variant, int, float]]:
     """Variants of a case with the context that each is counted at, and how often it runs."""
-    variants = engine.artifact.manifest.variants
+    variants, precision = engine.artifact.manifest.variants, engine.precision
     if case.new:
-        yield choose_variant(variants, case.batch, 1, case.middle, False), case.middle, case.new
+        variant = choose_variant(variants, case.batch, 1, case.middle, False, precision)
+        yield variant, case.middle, case.new
         return
     chunk = engine.limits.chunk
     for end in range(chunk, case.prompt + chunk, chunk):
         context = min(end, case.prompt)
-        variant = choose_variant(variants, 1, min(chunk, context - end + chunk), context, False)
+        tokens = min(chunk, context - end + chunk)
+        variant = choose_variant(variants, 1, tokens, context, False, precision)
         yield variant, context, 1.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class DeviceModel:
         arena_bytes, state_bytes: memory held beside the weights, as the plans state it.
         weight_bytes: bytes of all weights.
         state: u8[state_bytes] on the card.
+        precision: of the variants that steps run in; it may change between steps and between decode loops.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class DeviceModel:
             MachineError: the card has too little memory; nothing was loaded then.
         """
         self._artifact, self.card, self._graphs, self._overlap = artifact, card, graphs, overlap
+        self.precision = "low"
         manifest = artifact.manifest
         self.arena_bytes, self.state_bytes = manifest.memory.arena_bytes, manifest.memory.state_bytes
         needed = artifact.weight_bytes + self.arena_bytes + self.state_bytes
@@ -95,7 +98,7 @@ class DeviceModel:
         *,
         ahead: int = AHEAD,
     ) -> DecodeLoop:
-        """Decode and sample sequences without the host in between; see `DecodeLoop`.
+        """Decode and sample sequences without the host in between, all in one precision; see `DecodeLoop`.
 
         Args:
             starts: sequences with distinct slots.
@@ -106,7 +109,7 @@ class DeviceModel:
         first = self._decode_variant(len(starts), max(s.pos + 1 for s in starts))
         last = self._decode_variant(len(starts), max(s.pos + s.most for s in starts))
         for variant in self._artifact.manifest.variants:  # none is recorded once the loop has begun
-            same_rows = variant.tokens == 1 and variant.batch == first.batch and not variant.all_positions
+            same_rows = variant == replace(first, capacity=variant.capacity)
             if same_rows and first.capacity <= variant.capacity <= last.capacity:
                 self._step(variant, sampled=True)
         sampling = self._sampling_memory()
@@ -123,7 +126,7 @@ class DeviceModel:
         count = len(rows[0].tokens)
         context = max(row.pos + count for row in rows)
         variants = self._artifact.manifest.variants
-        variant = choose_variant(variants, len(rows), count, context, all_positions)
+        variant = choose_variant(variants, len(rows), count, context, all_positions, self.precision)
         step = self._step(variant, sampled=False)
         self._write_inputs(variant.batch, variant.tokens, rows)
         step.run()
@@ -143,7 +146,7 @@ class DeviceModel:
         self._inputs[: packed.numel()].copy_(packed)
 
     def _decode_variant(self, batch: int, context: int) -> Variant:
-        return choose_variant(self._artifact.manifest.variants, batch, 1, context, False)
+        return choose_variant(self._artifact.manifest.variants, batch, 1, context, False, self.precision)
 
     def _logits(self, variant: Variant) -> Tensor:
         """f32 of the arena, as many as the variant has."""

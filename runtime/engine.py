@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rewright.ir.errors import BadInput, CompilerBug
+from rewright.ir.errors import BadInput, CompilerBug, UsageError
+from rewright.ir.variant import PRECISIONS
 from rewright.runtime import _native
 from rewright.runtime.card import open_card
 from rewright.runtime.decode_loop import DecodeLoop, Start
@@ -48,6 +49,7 @@ class Engine:
         model: Model | None = None,
         loading: Callable[[int], None] | None = None,
         graphs: bool = True,
+        precision: str = "low",
     ):
         """
         Args:
@@ -57,17 +59,37 @@ class Engine:
             model: what executes it, in place of both.
             loading: told the bytes of each weight that is copied to a card.
             graphs: whether a card's steps are recorded as CUDA graphs.
+            precision: of the variants that steps run in at first.
 
         Raises:
+            UsageError: the model was not compiled in that precision.
             MachineError: this machine has no card for the model, or too little memory.
         """
         self.artifact = artifact
         self.limits = artifact.manifest.limits
         self.vocab_size: int = artifact.manifest.model["vocab_size"]
+        require_precision(artifact, precision)
         if model is None:
             model = _model(artifact, reference, threads, loading, graphs)
         self.model = model
+        self._precision = "low"
+        self.precision = precision
         self._length = [0] * self.limits.max_batch
+
+    @property
+    def precision(self) -> str:
+        """Precision of the variants that steps run in, one of `ir.variant.PRECISIONS`.
+
+        It may be set between any two steps, and between decode loops: sequences go on from the state they
+        have. `UsageError` for one that the model was not compiled in.
+        """
+        return self._precision
+
+    @precision.setter
+    def precision(self, value: str) -> None:
+        if value != self._precision:
+            require_precision(self.artifact, value)
+            self._precision = self.model.precision = value
 
     def length(self, slot: int) -> int:
         """Tokens that the sequence in a slot holds."""
@@ -178,6 +200,20 @@ class Engine:
                 where=where,
                 fix="shorten it, or compile with a larger --max-context",
             )
+
+
+def require_precision(artifact: Artifact, precision: str) -> None:
+    """`UsageError` if a model was not compiled in a precision."""
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"there is no precision {precision!r}", where="--precision", fix=f"one of {', '.join(PRECISIONS)}"
+        )
+    if precision not in artifact.manifest.precisions:
+        raise UsageError(
+            f"it was compiled without {precision} variants",
+            where=str(artifact.folder),
+            fix="compile the checkpoint again with --variants low,high",
+        )
 
 
 def _model(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rewright.ir.errors import BadInput
 from rewright.runtime.decode_loop import Start
-from rewright.runtime.engine import Engine
+from rewright.runtime.engine import Engine, require_precision
 from rewright.runtime.logit_check import place
 from rewright.runtime.repetition import Loop, LoopWatch
 from rewright.runtime.sampling import Sampler, SamplingOptions
@@ -54,6 +54,7 @@ class _Sequence:
     request: int
     slot: int
     sampler: Sampler
+    precision: str
     produced: int = 0
     pending: int = field(default=-1)  # the token to feed next
     watch: LoopWatch | None = field(default_factory=LoopWatch)  # None: a loop has been found
@@ -63,34 +64,65 @@ class _Sequence:
         return f"prompt {self.request + 1}"
 
 
-def generate(engine: Engine, prompts: Sequence[Sequence[int]], options: GenerateOptions) -> Iterator[Token]:
+def generate(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    options: GenerateOptions,
+    precisions: Sequence[str] = (),
+) -> Iterator[Token]:
     """Complete every prompt; events of one request come in order, requests interleave.
 
-    A prompt waits for a free slot, is prefilled alone in chunks, then decodes with all others. Where the
-    model decodes by itself (`Engine.can_loop`) all but the first token of each are drawn there.
+    A prompt waits for a free slot, is prefilled alone in chunks, then decodes with all others of its
+    precision. Where the model decodes by itself (`Engine.can_loop`) all but the first token of each are drawn
+    there.
+
+    Args:
+        engine: whose slots are all used.
+        prompts: token ids of each.
+        options: for all of them.
+        precisions: of each prompt; if not given, all have the engine's.
 
     Raises:
         BadInput: an empty prompt, or one that does not fit the compiled context.
+        UsageError: the model was not compiled in one of the precisions.
     """
     for ids in prompts:
         if not ids:
             raise BadInput("the prompt has no tokens", where="prompt", fix="give at least one token")
         engine.check(ids, 0)
-    waiting = deque(enumerate(prompts))
+    before = engine.precision
+    for precision in dict.fromkeys(precisions):
+        require_precision(engine.artifact, precision)
+    try:
+        yield from _complete(engine, prompts, options, precisions or [before] * len(prompts))
+    finally:
+        engine.precision = before
+
+
+def _complete(
+    engine: Engine, prompts: Sequence[Sequence[int]], options: GenerateOptions, precisions: Sequence[str]
+) -> Iterator[Token]:
+    waiting = deque(zip(range(len(prompts)), prompts, precisions, strict=True))
     free = list(range(engine.limits.max_batch))
     active: list[_Sequence] = []
     while waiting or active:
         while waiting and free:
-            request, ids = waiting.popleft()
-            sequence = _Sequence(request, free.pop(0), Sampler(options.sampling))
+            request, ids, precision = waiting.popleft()
+            sequence = _Sequence(request, free.pop(0), Sampler(options.sampling), precision)
+            engine.precision = precision
             engine.reset(sequence.slot)
             yield from _advance(engine, sequence, engine.prefill(sequence.slot, ids), options, active, free)
         if not active:
             continue
+        # Those of one precision at a time: of the sequence that has waited longest.
+        engine.precision = active[0].precision
+        stepping = [s for s in active if s.precision == engine.precision]
         if engine.can_loop(options.stop):
-            yield from _run_ahead(engine, options, active, free, more=bool(waiting))
+            for sequence in stepping:
+                active.remove(sequence)
+            yield from _run_ahead(engine, options, stepping, free, more=bool(waiting))
+            active.extend(stepping)
             continue
-        stepping = list(active)
         logits = engine.decode({s.slot: s.pending for s in stepping})
         for sequence in stepping:
             active.remove(sequence)

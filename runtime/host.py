@@ -28,10 +28,12 @@ class HostModel:
     Attributes:
         arena_bytes, state_bytes: memory held beside the weights, as the plans state it.
         weight_bytes: bytes of all mapped weights.
+        precision: of the variants that steps run in; it may change between steps.
     """
 
     def __init__(self, artifact: Artifact, *, threads: int | None = None):
         self._artifact = artifact
+        self.precision = "low"
         memory = artifact.manifest.memory
         self.arena_bytes, self.state_bytes = memory.arena_bytes, memory.state_bytes
         require_memory(self.arena_bytes + self.state_bytes, "state and activations")
@@ -58,8 +60,7 @@ class HostModel:
 
     def open_step(self, rows: Sequence[Row]) -> OpenStep:
         """A decode step of single tokens, to be run launch by launch: each is a program of its own."""
-        variants = self._artifact.manifest.variants
-        variant = choose_variant(variants, len(rows), 1, max(row.pos + 1 for row in rows), False)
+        variant = self._variant(len(rows), 1, max(row.pos + 1 for row in rows), False)
         plan = parse_plan(self._artifact.plan_text(variant))
         alone = [launches_alone(plan, [at]).to_text() for at in range(len(plan.launches))]
         programs = [self._bind(text, variant) for text in alone]
@@ -75,8 +76,7 @@ class HostModel:
     def _run(self, rows: Sequence[Row], all_positions: bool) -> Tensor:
         count = len(rows[0].tokens)
         context = max(row.pos + count for row in rows)
-        variants = self._artifact.manifest.variants
-        variant = choose_variant(variants, len(rows), count, context, all_positions)
+        variant = self._variant(len(rows), count, context, all_positions)
         program = self._program(variant)
         tokens, vectors = self._inputs(variant, rows)
         program.run(self._team_for(program), tokens.data_ptr(), *(v.data_ptr() for v in vectors))
@@ -86,6 +86,10 @@ class HostModel:
         if all_positions:
             return logits.view(variant.batch, variant.tokens, -1)[: len(rows), :count].clone()
         return logits.view(variant.batch, -1)[: len(rows)].clone()
+
+    def _variant(self, batch: int, tokens: int, context: int, all_positions: bool) -> Variant:
+        variants = self._artifact.manifest.variants
+        return choose_variant(variants, batch, tokens, context, all_positions, self.precision)
 
     def _inputs(self, variant: Variant, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """i32[B,T] ids and i32[3,B] pos, n_valid and slot; rows beyond those given have no valid token."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rewright.ir.errors import BadInput, ProblemList, UsageError
 from rewright.ir.graph import Graph
+from rewright.ir.line_edits import apply_edits
 from rewright.ir.manifest import (
     CHAT_NAME,
     GENERATION_NAME,
@@ -21,11 +22,12 @@ from rewright.ir.manifest import (
     TOKENIZER_NAME,
     FileEntry,
     Manifest,
-    graph_path,
+    graph_file,
     parse_manifest,
+    plan_file,
 )
 from rewright.ir.parser import parse
-from rewright.ir.plan import kernel_abi, plan_path
+from rewright.ir.plan import kernel_abi
 from rewright.ir.variant import Variant
 from rewright.ir.weight_layout import LAYOUTS
 from rewright.runtime import _native
@@ -96,22 +98,40 @@ class Artifact:
         """The graph of a variant that is executed, or that of a stage on the way to it.
 
         Raises:
-            UsageError: the stage was not made.
+            UsageError: the stage was not made, or is not kept of a high variant.
             BadInput: the text cannot be read.
         """
-        name = self.manifest.variants[variant]
-        if stage is not None and stage not in self.manifest.stages:
+        stages = self.manifest.stages
+        if stage is not None and stage not in stages:
             raise UsageError(
                 f"it was compiled without stage {stage}",
                 where=str(self.folder),
-                fix=f"stages: {', '.join(self.manifest.stages)}",
+                fix=f"stages: {', '.join(stages)}",
             )
-        path = self.folder / (name if stage is None else graph_path(stage, variant.name))
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        if variant.is_high and stage not in (None, stages[-1]):
+            raise UsageError(
+                f"of {variant.name} only the graph at stage {stages[-1]} is kept",
+                where=str(self.folder),
+                fix="name that stage, or the checkpoint with the option precision=high",
+            )
+        made = stages[-1] if stage is None else stage
+        text = self._text(variant, lambda v: graph_file(made, v))
+        return parse(text, str(self.folder / graph_file(made, variant)))
 
     def plan_text(self, variant: Variant) -> str:
-        """The plan of a variant as JSON."""
-        return (self.folder / plan_path(variant.name)).read_text(encoding="utf-8")
+        """The plan of a variant as JSON; `BadInput` if it cannot be read."""
+        return self._text(variant, plan_file)
+
+    def _text(self, variant: Variant, file_of: Callable[[Variant], str]) -> str:
+        """The text of a variant, made of that of its base where its file holds edits."""
+        path = self.folder / file_of(variant)
+        text = path.read_text(encoding="utf-8")
+        if variant.base is None:
+            return text
+        try:
+            return apply_edits(self._text(variant.base, file_of), text)
+        except ValueError as e:
+            raise BadInput(f"no edits of {file_of(variant.base)} ({e})", where=str(path), fix=_AGAIN) from e
 
     def weights(self) -> dict[str, Tensor]:
         """Every weight and constant by name as stored, mapped from the shards: one with a layout has its

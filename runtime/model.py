@@ -23,8 +23,14 @@ class Row:
 class Model(Protocol):
     """All variants over one set of weights and one state.
 
+    Attributes:
+        precision: of the variants that steps run in. It may change between steps: the state of all variants
+            is the same.
+
     One that can also decode without the host has `decode_loop` (`runtime/device.py`).
     """
+
+    precision: str
 
     def step(self, rows: Sequence[Row], *, all_positions: bool = False) -> Tensor:
         """Run one step and update the state.
@@ -41,11 +47,22 @@ class Model(Protocol):
 
 
 def choose_variant(
-    variants: Iterable[Variant], batch: int, tokens: int, context: int, all_positions: bool
+    variants: Iterable[Variant],
+    batch: int,
+    tokens: int,
+    context: int,
+    all_positions: bool,
+    precision: str = "low",
 ) -> Variant:
-    """The cheapest variant that holds `batch` rows of `tokens` tokens up to a context of `context`."""
+    """The cheapest variant of a precision that holds `batch` rows of `tokens` tokens up to a context of
+    `context`."""
     fitting = [
-        v for v in variants if v.batch >= batch and v.tokens >= tokens and v.all_positions == all_positions
+        v
+        for v in variants
+        if v.batch >= batch
+        and v.tokens >= tokens
+        and v.all_positions == all_positions
+        and v.precision == precision
     ]
     capacity = smallest_capacity(fitting, context)
     return min(v for v in fitting if v.capacity == capacity)

@@ -23,6 +23,7 @@ class ReferenceModel:
 
     Attributes:
         state: every state tensor by name.
+        precision: of the variants that steps run in; it may change between steps.
         observe: called with the name and tensor of every op result of every step, while it is set.
     """
 
@@ -40,11 +41,12 @@ class ReferenceModel:
             graph_of: gives the graph of a variant in place of the artifact's.
         """
         self._artifact = artifact
+        self.precision = "low"
         self._graph_of = graph_of or artifact.graph
         self._weights = artifact.weights_by_row() if weights is None else weights
         self.observe: Callable[[str, Tensor], None] | None = None
         self._interpreters: dict[Variant, Interpreter] = {}
-        graph = self._interpreter(min(artifact.manifest.variants)).graph
+        graph = self._interpreter(min(v for v in artifact.manifest.variants if not v.is_high)).graph
         require_memory(sum(type_of_value(n).nbytes for n in graph.of_kind("state")), "the state")
         self.state = empty_state(graph)
 
@@ -65,7 +67,8 @@ class ReferenceModel:
             "slot": _vector(row.slot),
         }
         batch_one = [v for v in self._artifact.manifest.variants if v.batch == 1]
-        variant = choose_variant(batch_one, 1, len(row.tokens), row.pos + len(row.tokens), all_positions)
+        context = row.pos + len(row.tokens)
+        variant = choose_variant(batch_one, 1, len(row.tokens), context, all_positions, self.precision)
         return self._interpreter(variant).run(inputs, self.state, observe=self.observe)["logits"]
 
     def _interpreter(self, variant: Variant) -> Interpreter:

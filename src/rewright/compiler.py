@@ -22,6 +22,7 @@ from rewright.frontend.source import ModelSource
 from rewright.ir.derived import DerivedWeight
 from rewright.ir.errors import BadInput, UsageError
 from rewright.ir.graph import Graph
+from rewright.ir.line_edits import edit_script
 from rewright.ir.manifest import (
     CHAT_NAME,
     GENERATION_NAME,
@@ -31,9 +32,10 @@ from rewright.ir.manifest import (
     FileEntry,
     Manifest,
     Memory,
-    graph_path,
+    graph_file,
+    plan_file,
 )
-from rewright.ir.plan import Plan, plan_path
+from rewright.ir.plan import Plan
 from rewright.ir.printer import print_graph
 from rewright.ir.static_scales import StaticScales
 from rewright.ir.types import ValueType
@@ -48,6 +50,7 @@ from rewright.runtime.load import Artifact
 from rewright.runtime.memory import require_memory
 from rewright.runtime.tokenizer import Tokenizer
 from rewright.target_choice import choose_target
+from rewright.variant_choice import notes_of, require_difference, variants_of
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and the total."""
@@ -65,9 +68,11 @@ class CompileOptions:
         fold_wo: whether wo_a and wo_b become one matrix; `auto` decides by bytes and numerics.
         passes: which passes run, up to which stage, and whether each rewrite is verified.
         target: set of kernels, a name of `codegen.targets.TARGETS`; "auto" takes what this machine runs.
-        quality: how well the compiled model must predict which texts; None asks nothing.
+        quality: how well the compiled model must predict which texts; None asks nothing. With several
+            precisions the low one is asked.
         static_scales: calibrated scales of activations; None leaves them to be found as the model runs.
         kv: how keys are stored.
+        precisions: of `ir.variant.PRECISIONS`, `low` among them.
     """
 
     numerics: Numerics = Numerics.FAITHFUL
@@ -80,6 +85,10 @@ class CompileOptions:
     quality: QualityLimit | None = None
     static_scales: StaticScales | None = None
     kv: KvFormats = PLAIN
+    precisions: tuple[str, ...] = ("low",)
+
+    def __post_init__(self) -> None:
+        require_difference(self.precisions, self.numerics, self.passes)
 
     def choose_target(self) -> Target:
         """The set of kernels; `UsageError` for an unknown one."""
@@ -177,12 +186,15 @@ def compile_model(
     notes = list(source.notes)
     gate = None
     if options.quality is not None:
-        plain = replace(options, numerics=Numerics.FP32, static_scales=None, kv=PLAIN)
+        plain = replace(
+            options, numerics=Numerics.FP32, static_scales=None, kv=PLAIN, precisions=("low",)
+        )
         exact = plain.open(checkpoint, target)
         gate = QualityGate(options.quality, checkpoint, exact)
     clock.lap("open")
     failed = out.resolve().with_name(f"{out.resolve().name}.reproducer.json")
     model = rewrite_all(source, options, dump_dir=dump_dir, reproducer=failed, progress=progress)
+    notes += notes_of({v: model.reports[v.name] for v in model.graphs})
     clock.lap("trace and passes")
     plans = plan_all(model.graphs, target)
     layouts = layouts_of(plans)
@@ -200,10 +212,11 @@ def compile_model(
             progress("packing weights", min(done, total), total)
 
         files = {name: write_text(folder, name, text) for name, text in model.texts.items()}
-        files |= {
-            plan_path(p.variant.name): write_text(folder, plan_path(p.variant.name), p.to_text())
-            for p in plans
-        }
+        texts = {p.variant: p.to_text() for p in plans}
+        for variant, text in texts.items():
+            if variant.base is not None:
+                text = edit_script(texts[variant.base], text)
+            files[plan_file(variant)] = write_text(folder, plan_file(variant), text)
         files |= _copy_text_files(checkpoint, folder, source, notes)
         weights = PackedWeights(WithDerived(source.weights(), model.derived), layouts)
         tensors, shards = write_shards(folder, model.weights, weights, advance)
@@ -222,7 +235,7 @@ def compile_model(
             stages=stages,
             memory=memory,
             limits=source.limits,
-            variants={v: graph_path(stages[-1], v.name) for v in source.variants()},
+            variants={v: graph_file(stages[-1], v) for v in model.graphs},
             tensors=tensors,
             layouts={name: layout for name, layout in sorted(layouts.items()) if layout},
             files=files | shards,
@@ -250,7 +263,8 @@ class RewrittenModel:
     """Every variant of a model after the passes.
 
     Attributes:
-        texts: text files of the artifact by path: each variant at each stage, and the pass report.
+        texts: text files of the artifact by path: each variant at each stage, a high one at the last only,
+            as its difference from its base, and the pass report.
         reports: what the passes did, by variant name.
         weights: type of every weight that a variant reads, by name.
         derived: those of them that are computed.
@@ -273,17 +287,21 @@ def rewrite_all(
     reproducer: Path = REPRODUCER,
     progress: Progress = _silent,
 ) -> RewrittenModel:
-    """Trace every variant, or those given, and take it through the passes; a failed one leaves the file
-    `reproducer`."""
+    """Trace every variant, or those given (each behind its base), and take it through the passes; a failed
+    one leaves the file `reproducer`."""
     model = RewrittenModel({}, {}, {}, {}, {})
-    variants = source.variants() if variants is None else variants
+    variants = variants_of(source, options.precisions) if variants is None else variants
+    last: dict[Variant, str] = {}
     dump = DumpFolder(dump_dir) if dump_dir is not None else None
     for done, variant in enumerate(variants):
         progress("rewriting graphs", done, len(variants))
 
         def observe(stage: str, name: str, graph: Graph, variant: Variant = variant) -> None:
-            if not name:
-                model.texts[graph_path(stage, variant.name)] = print_graph(graph)
+            if not name and (variant.base is None or stage == options.passes.to):
+                last[variant] = text = print_graph(graph)
+                if variant.base is not None:
+                    text = edit_script(last[variant.base], text)
+                model.texts[graph_file(stage, variant)] = text
             if dump is not None and (name or stage == "traced"):
                 dump.add(variant.name, stage, name, graph)
 

@@ -15,18 +15,20 @@ from rewright.ir.errors import BadInput, UsageError
 from rewright.ir.graph import STAGES, Graph
 from rewright.ir.manifest import MANIFEST_NAME
 from rewright.ir.plan import Plan, parse_plan
-from rewright.ir.variant import Variant
+from rewright.ir.variant import PRECISIONS, Variant
 from rewright.passes.facts import FoldWo, parse_fold_wo
 from rewright.passes.manager import PassOptions
 from rewright.passes.pipelines import LAST_STAGE, REACHABLE
-from rewright.rewriting import rewrite
+from rewright.rewriting import rewrite, traced
 from rewright.runtime.load import Artifact
 from rewright.target_choice import choose_target
+from rewright.variant_choice import require_difference, variants_of
 
 KINDS = ("decode", "chunk", "score")
 _COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "kv", "fold-wo", "passes", "no-pass")
+_PRECISION_OPTION = "precision"
 _PASS_OPTIONS = ("fold-wo", "passes", "no-pass")
-_OPTIONS = (*_COMPILE_OPTIONS, "variant", "batch", "target")
+_OPTIONS = (*_COMPILE_OPTIONS, "variant", "batch", _PRECISION_OPTION, "target")
 PLAN_STAGES = ("selected", "planned")
 """Stages at which there is a plan instead of a graph."""
 
@@ -120,7 +122,8 @@ def for_target(spec: GraphSpec) -> tuple[GraphSpec, Target]:
 
 def variant_of(graph: Graph) -> Variant:
     """The variant that a graph was made for."""
-    return Variant(*(graph.attrs[key] for key in ("tokens", "batch", "capacity", "all_positions")))
+    shape = Variant(*(graph.attrs[key] for key in ("tokens", "batch", "capacity", "all_positions")))
+    return shape.at(graph.attrs.get("precision", "low"))
 
 
 def load_stages(spec: GraphSpec) -> tuple[dict[str, Graph], list[str]]:
@@ -183,6 +186,8 @@ def _from_artifact(spec: GraphSpec, stages: tuple[str, ...] | None) -> dict[str,
     if len(chosen) > 1:
         chosen = tuple(stage for stage in chosen if stage in kept)
     variant = choose_variant(list(artifact.manifest.variants), spec)
+    if len(chosen) > 1 and variant.is_high:  # of which no other is kept
+        chosen = kept[-1:]
     return {stage: artifact.graph(variant, stage) for stage in chosen}
 
 
@@ -204,7 +209,22 @@ def open_source(spec: GraphSpec) -> tuple[ModelSource, Variant]:
         chunk=_number(spec, "chunk", 128),
         kv=parse_kv(given.get("kv", "bf16")),
     )
-    return source, choose_variant(source.variants(), spec)
+    if parse_precision(spec) == "high" and spec.stage != "traced":
+        passes, _ = pass_options(spec, spec.stage if spec.stage in REACHABLE else LAST_STAGE)
+        require_difference(PRECISIONS, source.numerics, passes, f"{spec.path}?{_PRECISION_OPTION}=high")
+    return source, choose_variant(variants_of(source, PRECISIONS), spec)
+
+
+def parse_precision(spec: GraphSpec) -> str:
+    """The precision of the variant that a spec names."""
+    precision = spec.options.get(_PRECISION_OPTION, "low")
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"there is no precision {precision!r}",
+            where=str(spec.path),
+            fix=f"one of {', '.join(PRECISIONS)}",
+        )
+    return precision
 
 
 def pass_options(spec: GraphSpec, to: str) -> tuple[PassOptions, FoldWo]:
@@ -219,7 +239,7 @@ def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Gr
     passes, fold_wo = pass_options(spec, stages[-1])
     source, variant = open_source(spec)
     if stages == ("traced",):
-        return {"traced": source.graph(variant)}, source.notes
+        return {"traced": traced(source, variant)}, source.notes
     found: dict[str, Graph] = {}
 
     def keep(stage: str, name: str, graph: Graph) -> None:
@@ -231,7 +251,15 @@ def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Gr
 
 
 def choose_variant(variants: list[Variant], spec: GraphSpec) -> Variant:
-    """The variant of the wanted kind and batch with the largest capacity."""
+    """The variant of the wanted kind, batch and precision with the largest capacity."""
+    precision = parse_precision(spec)
+    variants = [v for v in variants if v.precision == precision]
+    if not variants:
+        raise UsageError(
+            f"it was compiled without {precision} variants",
+            where=str(spec.path),
+            fix="compile the checkpoint again with --variants low,high",
+        )
     kind, batch = spec.options.get("variant", "decode"), _number(spec, "batch", 1)
     if kind not in KINDS:
         raise UsageError(

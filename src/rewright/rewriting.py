@@ -13,6 +13,7 @@ from rewright.ir.static_scales import StaticScales
 from rewright.ir.variant import Variant
 from rewright.passes.facts import Facts, FoldWo
 from rewright.passes.fold_wo import PASS as FOLD_WO
+from rewright.passes.high_precision import high_of
 from rewright.passes.manager import PassFailed, PassOptions, Rewritten, run_passes
 from rewright.passes.pipelines import REACHABLE
 from rewright.passes.static_scales import PASS as STATIC_SCALES
@@ -34,7 +35,7 @@ def rewrite(
     observe: Observe | None = None,
     reproducer: Path = REPRODUCER,
 ) -> Rewritten:
-    """Trace a variant and run the passes.
+    """Trace a variant and run the passes, for a high one with what `high_of` makes of the options.
 
     Raises:
         UsageError: folding or static scales are asked for, but the pass does not run.
@@ -43,11 +44,22 @@ def rewrite(
     require_folding(options, fold_wo)
     if static_scales is not None:
         require_scaling(options)
-    graph = source.graph(variant)
+    facts = facts_of(source, fold_wo, static_scales)
+    facts = high_of(facts) if variant.is_high else facts
+    graph = traced(source, variant)
     try:
-        return run_passes(graph, facts_of(source, fold_wo, static_scales), options, observe=observe)
+        return run_passes(graph, facts, options, observe=observe)
     except PassFailed as e:
         raise keep_reproducer(e, reproducer) from e.__cause__
+
+
+def traced(source: ModelSource, variant: Variant) -> Graph:
+    """The traced graph of a variant. That of a high one has the nodes of the low one: a pass makes it
+    another."""
+    graph = source.graph(variant)
+    if variant.is_high:
+        graph.attrs["numerics"] = high_of(facts_of(source)).numerics
+    return graph
 
 
 def require_folding(options: PassOptions, fold_wo: FoldWo) -> None:

@@ -117,13 +117,14 @@ def render(sizes: Sizes) -> str:
     lines += [f"  {name:<32} {amount:>18,}" for name, amount in sizes.state.items()]
     lines.append(f"  {'total':<32} {sizes.total_state:>18,}")
     lines += render_keys(sizes.keys).splitlines()
+    width = max(24, *(len(name) + 1 for name in sizes.variants))
     lines.append(
-        f"{'plans for ' + sizes.target:<26}{'nodes traced':>13} {'nodes':>7} {'launches':>9} "
+        f"{'plans for ' + sizes.target:<{width + 2}}{'nodes traced':>13} {'nodes':>7} {'launches':>9} "
         f"{'bytes read':>18} {'bytes written':>16} {'activations':>14}"
     )
     for name, v in sizes.variants.items():
         lines.append(
-            f"  {name:<24}{v['nodes_traced']:>13,} {v['nodes']:>7,} {v['launches']:>9,} "
+            f"  {name:<{width}}{v['nodes_traced']:>13,} {v['nodes']:>7,} {v['launches']:>9,} "
             f"{v['bytes_read']:>18,} {v['bytes_written']:>16,} {v['arena_bytes']:>14,}"
         )
     most = max(v["arena_bytes"] for v in sizes.variants.values())

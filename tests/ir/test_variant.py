@@ -20,6 +20,8 @@ from rewright.ir.variant import BUCKETS, Limits, Variant, smallest_capacity
         (Variant(128, 1, 4096), "chunk", "chunk128-b1-c4096"),
         (Variant(128, 1, 4096, all_positions=True), "score", "score128-b1-c4096"),
         (Variant(1, 1, 128, all_positions=True), "score", "score1-b1-c128"),
+        (Variant(1, 8, 128, precision="high"), "decode", "decode-b8-c128-high"),
+        (Variant(128, 1, 4096, True, "high"), "score", "score128-b1-c4096-high"),
     ],
 )
 def test_kind_and_name(variant: Variant, kind: str, name: str) -> None:
@@ -29,6 +31,15 @@ def test_kind_and_name(variant: Variant, kind: str, name: str) -> None:
 def test_to_json() -> None:
     variant = Variant(128, 1, 4096, all_positions=True)
     assert Variant(**json.loads(json.dumps(variant.to_json()))) == variant
+    assert "precision" not in variant.to_json()
+    assert Variant(**json.loads(json.dumps(variant.at("high").to_json()))) == variant.at("high")
+
+
+def test_a_precision_is_another_variant_of_the_same_shape() -> None:
+    variant = Variant(128, 1, 4096)
+    assert not variant.is_high
+    assert variant.at("high").is_high
+    assert variant.at("high").at("low") == variant != variant.at("high")
 
 
 @pytest.mark.parametrize(

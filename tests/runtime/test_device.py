@@ -48,7 +48,16 @@ class WithoutLoop:
     """The same model with no loop of its own: the host draws every token."""
 
     def __init__(self, model: DeviceModel):
+        self._model = model
         self.step = model.step
+
+    @property
+    def precision(self) -> str:
+        return self._model.precision
+
+    @precision.setter
+    def precision(self, value: str) -> None:
+        self._model.precision = value
 
 
 @pytest.mark.parametrize(("given", "on"), [("", False), ("0", False), ("1", True), ("banana", None)])
@@ -206,6 +215,56 @@ def test_logits_that_are_no_numbers_are_named(tmp_path: Path, opened: Card) -> N
     engine.prefill(1, [1, 1])
     with pytest.raises(MachineError, match=r"^prompt 5, position 3: the logit of token 0 is NaN"):
         list(engine.decode_loop([Start(1, 2, 1, 4, GREEDY, name="prompt 5")]))
+
+
+@pytest.fixture
+def two(tmp_path: Path, opened: Card) -> Engine:
+    """An engine of a model with high variants."""
+    artifact = constant_artifact(tmp_path, high=True)
+    return Engine(artifact, model=DeviceModel(artifact, opened))
+
+
+def test_steps_switch_between_precisions(two: Engine) -> None:
+    model, steps = two.model, [("low", 1), ("high", 1), ("low", 3), ("high", 3), ("low", 1), ("high", 1)]
+    assert isinstance(model, DeviceModel)
+    for precision, count in steps * 2:
+        two.precision = precision
+        expected = expected_logits(two.artifact, precision)
+        rows = [Row((i,), i, i) for i in range(count)]
+        torch.testing.assert_close(model.step(rows).cpu(), expected[:count])
+        scored = model.step([Row((1, 2, 3), 0, 0)], all_positions=True).cpu()
+        torch.testing.assert_close(scored, expected[None, :3])
+    assert len(model._programs) == len(model._steps) == 6  # each is bound, and recorded, once
+
+
+def test_a_loop_is_of_one_precision(two: Engine) -> None:
+    """Across a boundary of capacities; what is chosen while it runs is for the next one."""
+    two.prefill(0, [1] * (CAPACITIES[0] - 2))
+    for precision in ("high", "low"):
+        two.precision = precision
+        best = int(expected_logits(two.artifact, precision)[0].argmax())
+        loop = two.decode_loop([Start(3, two.length(0), 0, 5, GREEDY)])
+        assert [drawn[0] for drawn in loop] == [best] * 5
+    assert isinstance(two.model, DeviceModel)
+    names = {variant.name for variant, sampled in two.model._steps if sampled}
+    shapes = ("decode-b1-c128", "decode-b1-c256")
+    assert names == {f"{shapes[0]}-high", f"{shapes[1]}-high", shapes[1]}
+
+
+def test_prompts_of_several_precisions(two: Engine) -> None:
+    """Five for three places, drawn on the card and by the host."""
+    precisions = ("high", "low", "high", "low", "low")
+    prompts = [[1], [2] * 9, [3] * 17, [4], [5]]
+    assert isinstance(two.model, DeviceModel)
+    other = Engine(two.artifact, model=WithoutLoop(two.model))
+    best = {p: expected_logits(two.artifact, p).argmax(-1).tolist() for p in ("low", "high")}
+    for engine in (two, other):
+        found: list[list[int | None]] = [[] for _ in prompts]
+        for event in generate(engine, prompts, GenerateOptions(GREEDY, 6), precisions):
+            found[event.request].append(event.token)
+        assert [len(tokens) for tokens in found] == [6] * 5
+        for tokens, precision in zip(found, precisions, strict=True):
+            assert set(tokens) <= set(best[precision])
 
 
 def test_a_benchmark_decodes_ahead(engine: Engine) -> None:

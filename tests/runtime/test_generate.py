@@ -31,6 +31,7 @@ class CountingEngine:
     check = Engine.check
     can_loop = Engine.can_loop
     model = None
+    precision = "low"
     vocab_size = VOCABULARY
 
     def length(self, slot: int) -> int:

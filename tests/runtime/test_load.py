@@ -217,6 +217,7 @@ FIELDS = {
     "variants/0/batch": ("integer", [None]),
     "variants/0/capacity": ("integer", [[]]),
     "variants/0/all_positions": ("true or false", [0, "no", None]),
+    "variants/0/precision": ("string", [1, None]),
     "variants/0/graph": ("string", [1]),
     "tensors": ("object", [[], None]),
     "tensors/norm.weight": ("string", [1, {}]),
@@ -264,6 +265,14 @@ def test_other_nonsense_in_a_manifest(manifest: dict[str, Any]) -> None:
             parse_manifest(json.dumps(manifest | changes), "m.json")
 
     refuse("no variant", variants=[])
+    other = {**manifest["variants"][0], "precision": "medium"}
+    refuse(r"variants\[0\]: precision 'medium' is not known", variants=[other])
+    alone = {**manifest["variants"][0], "precision": "high"}
+    refuse("it lists decode-b1-c128-high without decode-b1-c128", variants=[alone])
+    both = [manifest["variants"][0], alone]
+    refuse("graphs/layout/decode-b1-c128-high.txt.ed is not among its files", variants=both)
+    edits = {f"graphs/layout/{n}": {"bytes": 1, "sha256": ""} for n in ("decode-b1-c128-high.txt.ed",)}
+    refuse("plan-decode-b1-c128-high.json.ed is not", variants=both, files=manifest["files"] | edits)
     refuse("no stage", stages=[])
     refuse("graphs/painted/decode-b1-c128.txt is not among its files", stages=["painted"])
     refuse("max_batch is negative", options={**manifest["options"], "max_batch": -1})

@@ -157,7 +157,8 @@ def _of_artifact(spec: GraphSpec) -> Study:
     if not planned:
         stages = stages[: REACHABLE.index(_checked(spec.stage, spec)) + 1]
     # What cannot change in a compiled model is refused on the way.
-    graphs = [load_graph(replace(spec, stage=stage))[0] for stage in stages]
+    shown = stages[-1:] if variant.is_high else stages  # of which no other is kept
+    graphs = [load_graph(replace(spec, stage=stage))[0] for stage in shown]
     kept: list[Snapshot] = []
     for graph in graphs:
         if not kept or not _same_nodes(kept[-1].graph, graph):
