@@ -58,6 +58,14 @@ DumpDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write the graphs after every pass into this folder.")
 ]
 Timings = Annotated[Path | None, typer.Option(metavar="FILE", help="Write times as JSON.")]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--precision-plan",
+        metavar="FILE",
+        help="TOML file of modules that keep more or get less precision, as `rewright sensitivity` writes it.",
+    ),
+]
 Target = Annotated[
     str,
     typer.Option(
@@ -100,6 +108,7 @@ def compile_model(
     dry_run: DryRun = False,
     force: Force = False,
     target: Target = "auto",
+    precision_plan: PlanFile = None,
 ) -> None:
     """Compile a checkpoint into a folder that `rewright generate` runs.
 
@@ -111,11 +120,14 @@ def compile_model(
 
       compile-model examples/tiny-v4 -o out --max-nll-loss 0.01 --text examples/tiny-v4/text/evaluation.jsonl
 
+      compile-model examples/tiny-v4 -o out --precision-plan plan.toml
+
       compile-model examples/configs/v4-flash.json --dry-run --explain
     """
     from rewright.compiler import CompileOptions
     from rewright.compiler import compile_model as compile_checkpoint
     from rewright.frontend.numerics import parse_numerics
+    from rewright.ir.precision_plan import read_plan
     from rewright.passes.facts import parse_fold_wo
     from rewright.passes.manager import PassOptions
     from rewright.quality_gate import QualityLimit
@@ -132,6 +144,7 @@ def compile_model(
         PassOptions.of(passes, tuple(no_pass or ()), to, verify),
         target,
         None if max_nll_loss is None or text is None else QualityLimit(max_nll_loss, text),
+        None if precision_plan is None else read_plan(precision_plan),
     )
     if dry_run:
         if options.quality is not None:

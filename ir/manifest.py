@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rewright.ir.errors import BadInput
 from rewright.ir.plan import plan_path
+from rewright.ir.precision_plan import Precision
 from rewright.ir.variant import Limits, Variant
 from rewright.ir.weight_layout import LAYOUTS
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 GENERATION_NAME = "generation_config.json"
@@ -68,6 +69,7 @@ class Manifest:
         tensors: shard file of every weight, by weight name.
         layouts: layout of every weight that does not lie row by row (`ir/weight_layout.py`).
         files: every other file of the artifact by relative path, the shards included.
+        precision: modules whose precision a plan changed.
     """
 
     model: Mapping[str, Any]
@@ -84,6 +86,7 @@ class Manifest:
     tensors: Mapping[str, str]
     layouts: Mapping[str, str]
     files: Mapping[str, FileEntry]
+    precision: Precision = field(default_factory=Precision)
 
     def to_text(self) -> str:
         """Canonical JSON."""
@@ -102,6 +105,7 @@ class Manifest:
                 "numerics": self.numerics,
                 "passes": list(self.passes),
                 "fold_wo": self.fold_wo,
+                "precision": self.precision.to_json(),
                 "max_context": limits.max_context,
                 "max_batch": limits.max_batch,
                 "chunk": limits.chunk,
@@ -147,6 +151,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
         tensors=value["tensors"],
         layouts=value["layouts"],
         files={name: FileEntry(f["bytes"], f["sha256"]) for name, f in value["files"].items()},
+        precision=Precision.from_json(options["precision"]),
     )
 
 
@@ -164,6 +169,7 @@ _SHAPE: dict[str, Any] = {
         "numerics": str,
         "passes": [str],
         "fold_wo": bool,
+        "precision": {"activations_bf16": [str], "keys_bf16": [str], "weights_fp4": [str]},
         "max_context": int,
         "max_batch": int,
         "chunk": int,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from rewright.ir.errors import UsageError
+from rewright.ir.precision_plan import Precision
 from rewright.ir.types import ValueType
 
 FoldWo = Literal["always", "auto", "never"]
@@ -31,12 +32,14 @@ class Facts:
         numerics: faithful, bf16 or fp32.
         weights: type of every weight and constant by name.
         fold_wo: whether wo_a and wo_b become one matrix.
+        precision: modules whose precision a plan changes.
     """
 
     model: Mapping[str, Any]
     numerics: str
     weights: Mapping[str, ValueType] = field(default_factory=dict)
     fold_wo: FoldWo = "auto"
+    precision: Precision = field(default_factory=Precision)
 
     def is_scaled(self, path: str) -> bool:
         """Whether the matrix at a path is stored in blocks with scales."""

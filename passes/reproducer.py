@@ -14,6 +14,7 @@ import torch
 from rewright.ir.errors import BadInput
 from rewright.ir.graph import IR_VERSION, Graph
 from rewright.ir.parser import parse
+from rewright.ir.precision_plan import Precision
 from rewright.ir.printer import print_graph
 from rewright.ir.types import parse_type
 from rewright.passes.facts import Facts, FoldWo
@@ -65,6 +66,7 @@ class Reproducer:
                 "model": dict(self.facts.model),
                 "numerics": self.facts.numerics,
                 "fold_wo": self.facts.fold_wo,
+                "precision": self.facts.precision.to_json(),
                 "weights": {name: str(t) for name, t in sorted(self.facts.weights.items())},
             },
             "graph": self.text.splitlines(),
@@ -86,6 +88,7 @@ def read_reproducer(path: Path) -> Reproducer:
                 numerics=facts["numerics"],
                 weights={name: parse_type(text) for name, text in facts["weights"].items()},
                 fold_wo=facts["fold_wo"],
+                precision=Precision.from_json(facts["precision"]),
             ),
             passes=tuple(value["passes"]),
             done=tuple(value["done"]),

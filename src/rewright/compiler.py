@@ -33,15 +33,17 @@ from rewright.ir.manifest import (
     graph_path,
 )
 from rewright.ir.plan import Plan, plan_path
+from rewright.ir.precision_plan import Precision, PrecisionPlan
 from rewright.ir.printer import print_graph
 from rewright.ir.types import ValueType
 from rewright.ir.variant import Variant
 from rewright.passes.facts import FoldWo
+from rewright.passes.fold_wo import is_folded
 from rewright.passes.manager import PassOptions, weight_types_of
 from rewright.passes.pipelines import REACHABLE
 from rewright.passes.report import Report
 from rewright.quality_gate import Quality, QualityGate, QualityLimit
-from rewright.rewriting import REPRODUCER, rewrite
+from rewright.rewriting import NO_PLAN, REPRODUCER, resolve_plan, rewrite
 from rewright.runtime.load import Artifact
 from rewright.runtime.memory import require_memory
 from rewright.runtime.tokenizer import Tokenizer
@@ -64,6 +66,7 @@ class CompileOptions:
         passes: which passes run, up to which stage, and whether each rewrite is verified.
         target: set of kernels, a name of `codegen.targets.TARGETS`; "auto" takes what this machine runs.
         quality: how well the compiled model must predict which texts; None asks nothing.
+        precision: which modules keep more or get less precision than the numerics say; None leaves it to them.
     """
 
     numerics: Numerics = Numerics.FAITHFUL
@@ -74,6 +77,7 @@ class CompileOptions:
     passes: PassOptions = field(default_factory=PassOptions)
     target: str = "auto"
     quality: QualityLimit | None = None
+    precision: PrecisionPlan | None = None
 
     def choose_target(self) -> Target:
         """The set of kernels; `UsageError` for an unknown one."""
@@ -203,7 +207,8 @@ def compile_model(
             abi=target.abi,
             numerics=options.numerics.value,
             passes=options.passes.passes,
-            fold_wo=bool(model.derived),
+            fold_wo=any(map(is_folded, model.derived)),
+            precision=model.precision,
             stages=stages,
             memory=memory,
             limits=source.limits,
@@ -240,6 +245,7 @@ class RewrittenModel:
         weights: type of every weight that a variant reads, by name.
         derived: those of them that are computed.
         graphs: the last graph of every variant.
+        precision: what the precision plan came to.
     """
 
     texts: dict[str, str]
@@ -247,6 +253,7 @@ class RewrittenModel:
     weights: dict[str, ValueType]
     derived: dict[str, DerivedWeight]
     graphs: dict[Variant, Graph]
+    precision: Precision = NO_PLAN
 
 
 def rewrite_all(
@@ -260,7 +267,8 @@ def rewrite_all(
 ) -> RewrittenModel:
     """Trace every variant, or those given, and take it through the passes; a failed one leaves the file
     `reproducer`."""
-    model = RewrittenModel({}, {}, {}, {}, {})
+    precision = NO_PLAN if options.precision is None else resolve_plan(options.precision, source)
+    model = RewrittenModel({}, {}, {}, {}, {}, precision)
     variants = source.variants() if variants is None else variants
     dump = DumpFolder(dump_dir) if dump_dir is not None else None
     for done, variant in enumerate(variants):
@@ -277,6 +285,7 @@ def rewrite_all(
             variant,
             options.passes,
             options.fold_wo,
+            precision=precision,
             observe=observe,
             reproducer=reproducer,
         )

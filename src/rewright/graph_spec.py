@@ -14,17 +14,18 @@ from rewright.ir.errors import BadInput, UsageError
 from rewright.ir.graph import STAGES, Graph
 from rewright.ir.manifest import MANIFEST_NAME
 from rewright.ir.plan import Plan, parse_plan
+from rewright.ir.precision_plan import Precision, read_plan
 from rewright.ir.variant import Variant
 from rewright.passes.facts import FoldWo, parse_fold_wo
 from rewright.passes.manager import PassOptions
 from rewright.passes.pipelines import LAST_STAGE, REACHABLE
-from rewright.rewriting import rewrite
+from rewright.rewriting import NO_PLAN, resolve_plan, rewrite
 from rewright.runtime.load import Artifact
 from rewright.target_choice import choose_target
 
 KINDS = ("decode", "chunk", "score")
-_COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "fold-wo", "passes", "no-pass")
-_PASS_OPTIONS = ("fold-wo", "passes", "no-pass")
+_COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "fold-wo", "passes", "no-pass", "precision-plan")
+_PASS_OPTIONS = ("fold-wo", "passes", "no-pass", "precision-plan")
 _OPTIONS = (*_COMPILE_OPTIONS, "variant", "batch", "target")
 PLAN_STAGES = ("selected", "planned")
 """Stages at which there is a plan instead of a graph."""
@@ -213,6 +214,12 @@ def pass_options(spec: GraphSpec, to: str) -> tuple[PassOptions, FoldWo]:
     return passes, parse_fold_wo(given.get("fold-wo", "auto"))
 
 
+def planned_precision(spec: GraphSpec, source: ModelSource) -> Precision:
+    """What the precision plan of a spec means for its model."""
+    path = spec.options.get("precision-plan")
+    return NO_PLAN if path is None else resolve_plan(read_plan(Path(path)), source)
+
+
 def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Graph], list[str]]:
     passes, fold_wo = pass_options(spec, stages[-1])
     source, variant = open_source(spec)
@@ -224,7 +231,7 @@ def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Gr
         if not name and stage in stages:
             found[stage] = graph.copy()
 
-    rewrite(source, variant, passes, fold_wo, observe=keep)
+    rewrite(source, variant, passes, fold_wo, precision=planned_precision(spec, source), observe=keep)
     return found, source.notes
 
 

@@ -8,14 +8,20 @@ from pathlib import Path
 from rewright.frontend.source import ModelSource
 from rewright.ir.errors import UsageError
 from rewright.ir.graph import Graph
+from rewright.ir.precision_plan import Adjustable, Precision, PrecisionPlan
 from rewright.ir.variant import Variant
+from rewright.passes.eliminate_quant import PASS as ELIMINATE_QUANT
 from rewright.passes.facts import Facts, FoldWo
 from rewright.passes.fold_wo import PASS as FOLD_WO
+from rewright.passes.lower_weights import PASS as LOWER_WEIGHTS
 from rewright.passes.manager import PassFailed, PassOptions, Rewritten, run_passes
 from rewright.passes.pipelines import REACHABLE
 
 REPRODUCER = Path("rewright-reproducer.json")
 """Where a failed pass is written down if nothing else is said: in the working directory."""
+
+PLAN_OPTION = "--precision-plan"
+NO_PLAN = Precision()
 
 Observe = Callable[[str, str, Graph], None]
 """Called with stage, pass and graph; the pass is empty when a stage is done."""
@@ -27,19 +33,21 @@ def rewrite(
     options: PassOptions,
     fold_wo: FoldWo = "auto",
     *,
+    precision: Precision = NO_PLAN,
     observe: Observe | None = None,
     reproducer: Path = REPRODUCER,
 ) -> Rewritten:
     """Trace a variant and run the passes.
 
     Raises:
-        UsageError: folding is asked for, but the pass does not run.
+        UsageError: folding or a precision plan is asked for, but the pass does not run.
         PassFailed: a pass failed; what it takes to run it again lies in the file `reproducer`.
     """
     require_folding(options, fold_wo)
+    require_precision(options, fold_wo, precision)
     graph = source.graph(variant)
     try:
-        return run_passes(graph, facts_of(source, fold_wo), options, observe=observe)
+        return run_passes(graph, facts_of(source, fold_wo, precision), options, observe=observe)
     except PassFailed as e:
         raise keep_reproducer(e, reproducer) from e.__cause__
 
@@ -54,9 +62,54 @@ def require_folding(options: PassOptions, fold_wo: FoldWo) -> None:
         )
 
 
-def facts_of(source: ModelSource, fold_wo: FoldWo = "auto") -> Facts:
+def resolve_plan(plan: PrecisionPlan, source: ModelSource) -> Precision:
+    """What a precision plan means for an opened model.
+
+    Raises:
+        UsageError: numerics that leave the plan nothing to decide.
+        BadInput: a module that the model does not have, or that cannot be changed so.
+        Refused: a matrix that cannot be stored as FP4.
+    """
+    numerics = source.numerics.value
+    if numerics == "fp32":
+        raise UsageError(
+            "there is nothing to round in fp32", where=PLAN_OPTION, fix="choose other --numerics"
+        )
+    tables = (plan.default, *plan.kinds.values(), *plan.modules.values())
+    if numerics == "bf16" and any(t.get("activations") == "fp8" for t in tables):
+        raise UsageError(
+            f"{plan.where} wants activations in fp8, --numerics bf16 has none",
+            where=PLAN_OPTION,
+            fix="compile with --numerics faithful",
+        )
+    return plan.resolve(Adjustable.of(source.weight_types()))
+
+
+def require_precision(options: PassOptions, fold_wo: FoldWo, precision: Precision) -> None:
+    """Refuse a precision plan that some other option would keep from being obeyed."""
+    made = REACHABLE[: REACHABLE.index(options.to) + 1]
+    needed = [ELIMINATE_QUANT] if precision.high_activations or precision.high_keys else []
+    needed += [LOWER_WEIGHTS] if precision.fp4_weights else []
+    for pass_ in needed:
+        if pass_.name not in options.passes or pass_.stage not in made:
+            raise UsageError(
+                f"pass {pass_.name}, which obeys the plan, does not run",
+                where=PLAN_OPTION,
+                fix=f"leave it on and go on to stage {pass_.stage} at least",
+            )
+    parts = sorted(path for path in precision.fp4_weights if path.endswith((".wo_a", ".wo_b")))
+    if fold_wo == "always" and parts:
+        raise UsageError(
+            f"--fold-wo always, but the plan stores {parts[0]} as FP4",
+            where=PLAN_OPTION,
+            fix="choose one of the two",
+        )
+
+
+def facts_of(source: ModelSource, fold_wo: FoldWo = "auto", precision: Precision = NO_PLAN) -> Facts:
     """What passes may know about an opened model."""
-    return Facts(source.config.to_dict(), source.numerics.value, source.weight_types(), fold_wo)
+    config, numerics = source.config.to_dict(), source.numerics.value
+    return Facts(config, numerics, source.weight_types(), fold_wo, precision)
 
 
 def keep_reproducer(error: PassFailed, path: Path) -> PassFailed:
