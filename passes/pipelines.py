@@ -183,7 +183,9 @@ def _unrounded(m: _Model) -> int:
 
 
 def _lower_weights(m: _Model) -> dict[str, int]:
-    return {"fp4_weight": len(m.facts.precision.fp4_weights)}
+    planned = m.facts.precision.fp4_weights
+    unread = 0 if m.scoring else sum(path.endswith(".indexer.wq_b") for path in planned)
+    return {"fp4_weight": len(planned) - unread}
 
 
 def _fold_wo(m: _Model) -> dict[str, int]:
