@@ -46,7 +46,7 @@ def sensitivity(
     ] = False,
     modules: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Of the most sensitive kinds only, so many modules at most."),
+        typer.Option(metavar="N", help="Measure so many modules at most: those of the most sensitive kinds that fit."),
     ] = None,
     budget: Annotated[
         float,

@@ -139,7 +139,7 @@ class Units:
 
 
 def expanded(kinds: Iterable[tuple[Unit, float]], units: Units, most: int | None) -> list[Unit]:
-    """The kinds whose modules are measured one by one: the most sensitive ones, whole kinds only.
+    """The kinds whose modules are measured one by one: the most sensitive ones of those that still fit.
 
     Args:
         kinds: kinds with the divergence that lowering each made.
@@ -149,10 +149,9 @@ def expanded(kinds: Iterable[tuple[Unit, float]], units: Units, most: int | None
     found: list[Unit] = []
     count = 0
     for kind, _ in sorted(kinds, key=lambda k: -k[1]):
-        count += len(kind.modules)
-        if most is not None and count > most:
-            break
-        found.append(kind)
+        if most is None or count + len(kind.modules) <= most:
+            found.append(kind)
+            count += len(kind.modules)
     return found
 
 

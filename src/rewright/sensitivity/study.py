@@ -245,7 +245,7 @@ def study(checkpoint: Path, text: Path, options: StudyOptions, progress: Progres
             [lowered(reference, units.modules)],
             threads=options.threads,
         )
-        run = _Run(evaluator, units, reference, options, progress)
+        run = StudyRun(evaluator, units, reference, options, progress)
         findings = run.findings()
         plan = run.plan(model, aspects)
     order = ("kind", "module", "forced")
@@ -295,7 +295,14 @@ def _open(checkpoint: Path, context: int) -> ModelSource:
     return ModelSource.open(checkpoint, Numerics.FAITHFUL, max_context=context, chunk=chunk)
 
 
-class _Run:
+class StudyRun:
+    """The experiments over one evaluator.
+
+    Attributes:
+        ranked: what a plan chooses of, each with the divergence that it makes alone: modules, and kinds whose
+            modules were not measured.
+    """
+
     def __init__(
         self,
         evaluator: Evaluator,
@@ -306,7 +313,7 @@ class _Run:
     ):
         self._evaluator, self._units, self._reference = evaluator, units, reference
         self._options, self._progress = options, progress
-        self._ranked: list[tuple[Unit, float]] = []
+        self.ranked: list[tuple[Unit, float]] = []
 
     def findings(self) -> list[Finding]:
         """Every experiment, kinds first; fills the list of what the plan can choose of."""
@@ -317,7 +324,7 @@ class _Run:
         chosen = expanded(divergence, self._units, most)
         modules = [unit for kind in chosen for unit in self._units.of(kind)]
         found = [finding for _, finding in done]
-        self._ranked = [(kind, kl) for kind, kl in divergence if kind not in chosen]
+        self.ranked = [(kind, kl) for kind, kl in divergence if kind not in chosen]
         alone = {kind.modules: finding for kind, finding in done if len(kind.modules) == 1}
         for at, unit in enumerate(modules):
             if unit.modules in alone and alone[unit.modules].aspect == unit.aspect:
@@ -329,7 +336,7 @@ class _Run:
             else:
                 finding = self._finding(unit, at, len(modules), "modules")
             found.append(finding)
-            self._ranked.append((unit, finding.all.kl))
+            self.ranked.append((unit, finding.all.kl))
         for forced in self._options.forced:
             self._progress(f"forcing {forced.name} low", 0, 1)
             results = self._evaluator.measure_forced(self._reference, forced)
@@ -346,7 +353,8 @@ class _Run:
     def plan(self, model: Adjustable, aspects: Collection[str]) -> PlannedModel:
         """The plan that keeps as few units high as the budget allows, those first that cost most divergence
         for each byte that they save; found by bisection, and always one that was measured."""
-        order = [unit for unit, kl in sorted(self._ranked, key=lambda r: (-r[1] / max(1, r[0].saves), r[0].name))]
+        ranked = sorted(self.ranked, key=lambda r: (-r[1] / max(1, r[0].saves), r[0].name))
+        order = [unit for unit, _ in ranked]
         measured: dict[int, list[TextResult]] = {}
 
         def diverges(kept: int) -> Divergence:
@@ -357,12 +365,8 @@ class _Run:
             return Divergence.of(measured[kept])
 
         lowest = diverges(0)
-        few, enough = -1, len(order)  # with all of them high the model is the reference
-        if self._fits(lowest):
-            enough = 0
-        else:
-            few = 0
-        while enough - few > 1 and enough > 0:
+        few, enough = 0, 0 if self._fits(lowest) else len(order)  # with all of them high it is the reference
+        while enough - few > 1:
             middle = (few + enough) // 2
             if self._fits(diverges(middle)):
                 enough = middle
