@@ -63,7 +63,7 @@ PlanFile = Annotated[
     typer.Option(
         "--precision-plan",
         metavar="FILE",
-        help="TOML file of modules that keep more or get less precision, as `rewright sensitivity` writes it.",
+        help="TOML file: which modules keep more or get less precision (`rewright sensitivity` writes one).",
     ),
 ]
 Target = Annotated[

@@ -46,7 +46,9 @@ def sensitivity(
     ] = False,
     modules: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Measure so many modules at most: those of the most sensitive kinds that fit."),
+        typer.Option(
+            metavar="N", help="Measure so many modules at most: those of the most sensitive kinds that fit."
+        ),
     ] = None,
     budget: Annotated[
         float,
@@ -56,7 +58,8 @@ def sensitivity(
         ),
     ] = 0.01,
     split: Annotated[
-        str, typer.Option(metavar="I/N", help="Every N-th text of each kind, from the I-th on; halves: 0/2, 1/2.")
+        str,
+        typer.Option(metavar="I/N", help="Every N-th text of each kind, from the I-th on; halves: 0/2, 1/2."),
     ] = "0/1",
     force_low: Annotated[
         list[str] | None,
@@ -70,7 +73,9 @@ def sensitivity(
     format: Annotated[Format, typer.Option(help="Form of the results.")] = Format.md,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw the ranking into a .png or .svg; needs matplotlib."),
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw the ranking into a .png or .svg; needs matplotlib."
+        ),
     ] = None,
     threads: Threads = None,
 ) -> None:
@@ -132,10 +137,10 @@ def plan_text(found: Study) -> str:
     loss = plan.all.nll - found.reference.nll
     return plan.plan.to_text(
         (
-            f"KL {plan.all.kl:.4g} nats a token ({plan.all.low:.4g} to {plan.all.high:.4g}), loss {loss:.4g}, "
-            f"budget {found.options.budget:g}",
-            f"measured over {plan.all.texts} texts, {plan.all.tokens} tokens, against bf16 activations and keys "
-            "and stored weights",
+            f"KL {plan.all.kl:.4g} nats a token ({plan.all.low:.4g} to {plan.all.high:.4g}), "
+            f"loss {loss:.4g}, budget {found.options.budget:g}",
+            f"measured over {plan.all.texts} texts, {plan.all.tokens} tokens, against nothing lowered in "
+            f"{', '.join(found.options.aspects)}",
             f"checkpoint {found.fingerprint}",
         )
     )

@@ -263,7 +263,9 @@ def _entries(table: Mapping[str, Any], kind: str, where: str) -> Iterator[tuple[
     for name, values in table.items():
         place = f'{where}, [{kind}."{name}"]'
         if not isinstance(values, dict):
-            raise BadInput("is not a table of keys", where=place, fix=f'write [{kind}."{name}"] above its keys')
+            raise BadInput(
+                "is not a table of keys", where=place, fix=f'write [{kind}."{name}"] above its keys'
+            )
         yield name, _values(values, place, indexer=name.rpartition(".")[2] == INDEXER)
 
 
@@ -274,9 +276,7 @@ def _values(table: Mapping[str, Any], where: str, *, indexer: bool) -> dict[str,
             raise BadInput(f"unknown key {key!r}{quoted}", where=where, fix=f"keys: {', '.join(HIGH)}")
         low = "fp4" if indexer and key == "keys" else LOW[key]
         if value not in (HIGH[key], low):
-            raise BadInput(
-                f"{key} cannot be {value!r}", where=where, fix=f'choose "{HIGH[key]}" or "{low}"'
-            )
+            raise BadInput(f"{key} cannot be {value!r}", where=where, fix=f'choose "{HIGH[key]}" or "{low}"')
     return dict(table)
 
 
@@ -288,7 +288,9 @@ def _why_not(model: Adjustable, name: str, key: str) -> str:
     if key == "keys":
         return "only attention modules and indexers have keys"
     if key == "weights":
-        experts = [w for w in model.weights if w.endswith(f"{name}.weight") and len(model.weights[w].shape) == 3]
+        experts = [
+            w for w in model.weights if w.endswith(f"{name}.weight") and len(model.weights[w].shape) == 3
+        ]
         return "routed experts keep their stored format" if experts else "its weights are not stored as FP8"
     return "its activation is never quantised"
 

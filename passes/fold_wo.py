@@ -19,7 +19,6 @@ from rewright.passes.match import Match
 from rewright.passes.pattern import OpPattern, either, maybe, p
 from rewright.passes.rule import No, Ok, Rewriter, Rule, Verdict
 
-
 FOLDED = ".wo.weight"
 """What the name of a folded matrix ends with."""
 

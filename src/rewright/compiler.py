@@ -66,7 +66,7 @@ class CompileOptions:
         passes: which passes run, up to which stage, and whether each rewrite is verified.
         target: set of kernels, a name of `codegen.targets.TARGETS`; "auto" takes what this machine runs.
         quality: how well the compiled model must predict which texts; None asks nothing.
-        precision: which modules keep more or get less precision than the numerics say; None leaves it to them.
+        precision: which modules keep more or get less precision than the numerics say.
     """
 
     numerics: Numerics = Numerics.FAITHFUL

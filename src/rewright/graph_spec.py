@@ -24,7 +24,16 @@ from rewright.runtime.load import Artifact
 from rewright.target_choice import choose_target
 
 KINDS = ("decode", "chunk", "score")
-_COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "fold-wo", "passes", "no-pass", "precision-plan")
+_COMPILE_OPTIONS = (
+    "numerics",
+    "max-context",
+    "max-batch",
+    "chunk",
+    "fold-wo",
+    "passes",
+    "no-pass",
+    "precision-plan",
+)
 _PASS_OPTIONS = ("fold-wo", "passes", "no-pass", "precision-plan")
 _OPTIONS = (*_COMPILE_OPTIONS, "variant", "batch", "target")
 PLAN_STAGES = ("selected", "planned")

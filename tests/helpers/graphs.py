@@ -316,7 +316,9 @@ def places_in(graph: Graph, known: Facts, *, whole: bool = False) -> list[Place]
 
     def watch(rule: Transform, match: Match) -> None:
         part = match.graph.copy() if whole else cut(match.graph, match.nodes.values())
-        found.setdefault((rule, form_of(part)), Place(rule, part, facts(known.numerics, known.fold_wo, known.precision)))
+        found.setdefault(
+            (rule, form_of(part)), Place(rule, part, facts(known.numerics, known.fold_wo, known.precision))
+        )
 
     rewrite_all(graph, known, watch)
     return list(found.values())
@@ -365,7 +367,10 @@ def nets() -> dict[str, tuple[Graph, Facts]]:
         "requantize": (_requantize(), facts()),
         "round_trip": (_round_trip(), facts("fp32")),
         "unquantized_linear": (_linear_of_codes(), facts("bf16")),
-        "unquantized_linear of a plan": (_linear_of_codes(), facts(precision=Precision(frozenset({"w", "ws"})))),
+        "unquantized_linear of a plan": (
+            _linear_of_codes(),
+            facts(precision=Precision(frozenset({"w", "ws"}))),
+        ),
         "fp4_weight": (_fp8_products(), facts(precision=Precision(fp4_weights=frozenset({"a", "b", "c"})))),
         "norm_quant of a sum": (_norm_of_sum(), facts()),
         "kv_rows of whole rows": (_kv_rows(), facts()),

@@ -172,7 +172,10 @@ def test_rows_that_no_block_fits() -> None:
 
 def test_numerics_that_leave_nothing_to_decide(tmp_path: Path) -> None:
     plan = parse_plan_text('[default]\nactivations = "fp8"', "my.toml")
-    for numerics, what in (("fp32", "nothing to round in fp32"), ("bf16", "my.toml wants activations in fp8")):
+    for numerics, what in (
+        ("fp32", "nothing to round in fp32"),
+        ("bf16", "my.toml wants activations in fp8"),
+    ):
         with pytest.raises(UsageError, match=what):
             resolve_plan(plan, small_model(tmp_path, numerics))
     keys = parse_plan_text('[default]\nkeys = "bf16"\nweights = "fp4"', "my.toml")

@@ -112,7 +112,10 @@ def subset(paths: tuple[str, ...]) -> st.SearchStrategy[frozenset[str]]:
 
 @given(data=st.data(), kind=st.sampled_from(KINDS))
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
 def test_random_plans(
     source: ModelSource, graphs: dict[str, Graph], model: Adjustable, data: st.DataObject, kind: str
@@ -172,7 +175,9 @@ def test_a_matrix_as_fp4() -> None:
     assert torch.allclose(error, nearest, atol=1e-6)
 
 
-def test_a_reproducer_remembers_the_plan(source: ModelSource, graphs: dict[str, Graph], tmp_path: Path) -> None:
+def test_a_reproducer_remembers_the_plan(
+    source: ModelSource, graphs: dict[str, Graph], tmp_path: Path
+) -> None:
     facts = facts_of(source, precision=Precision(frozenset({"layers.0.attn.wq_a"})))
     path = tmp_path / "reproducer.json"
     path.write_text(Reproducer.of(graphs["decode"], facts, ("eliminate_quant",), (), False).to_text())

@@ -136,9 +136,7 @@ def plan_file(tmp_path: Path) -> Path:
 def test_compile_and_score(cli: Cli, tiny_v4: Path, tmp_path: Path, plan_file: Path) -> None:
     small = ("--max-context", 128, "--chunk", 8, "--target", "host")
     out = tmp_path / "out"
-    done = cli(
-        tiny_v4, "-o", out, *small, "--precision-plan", plan_file, "--verify", program="compile-model"
-    )
+    done = cli(tiny_v4, "-o", out, *small, "--precision-plan", plan_file, "--verify", program="compile-model")
     assert (done.code, done.stdout) == (0, f"{out}\n"), done.stderr
     text = tmp_path / "text.jsonl"
     text.write_text(json.dumps({"text": "In the beginning God created the heaven and the earth."}))

@@ -291,7 +291,9 @@ def test_loss_of_likelihood_counts_too(units: Units, model: Adjustable) -> None:
     fake.measure = lambda precision: [
         TextResult("prose", 100, 200.0 + 5 * bool(precision.fp4_weights), 0.0, 100)
     ]
-    run = StudyRun(fake, units, high(model, ASPECTS), StudyOptions(kinds_only=True, budget=0.04), lambda *_: None)
+    run = StudyRun(
+        fake, units, high(model, ASPECTS), StudyOptions(kinds_only=True, budget=0.04), lambda *_: None
+    )
     run.findings()
     assert run.plan(model, ASPECTS).plan.resolve(model).fp4_weights == frozenset()
 
@@ -299,9 +301,7 @@ def test_loss_of_likelihood_counts_too(units: Units, model: Adjustable) -> None:
 # -- the command ------------------------------------------------------------------------------
 
 
-def test_from_the_command_to_a_compiled_model(
-    cli: Cli, tiny_v4: Path, tmp_path: Path, texts: Path
-) -> None:
+def test_from_the_command_to_a_compiled_model(cli: Cli, tiny_v4: Path, tmp_path: Path, texts: Path) -> None:
     """The plan that is written is obeyed, and loses what was said."""
     plan = tmp_path / "plan.toml"
     some = ("--aspects", "keys", "--kinds-only", "--threads", 1, "--budget", 0.0005)
@@ -376,12 +376,10 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
         return measure(self, precision)
 
     monkeypatch.setattr(Evaluator, "measure", stop)
-    yield tmp_path
+    return tmp_path
 
 
-def test_an_interrupted_run_leaves_nothing(
-    cli: Cli, tiny_v4: Path, interrupted: Path, texts: Path
-) -> None:
+def test_an_interrupted_run_leaves_nothing(cli: Cli, tiny_v4: Path, interrupted: Path, texts: Path) -> None:
     plan = interrupted / "plan.toml"
     plan.write_text("# an older one\n")
     done = cli("sensitivity", tiny_v4, "--text", texts, "--threads", 1, "--aspects", "keys", "-o", plan)

@@ -135,14 +135,8 @@ class Evaluator:
                 chunk = given[start : start + self._variant.tokens]
                 logits = model.step([Row(chunk, start, 0)], all_positions=True)[0]
                 parts.append(judge(text, start, row + start, logits))
-            found.append(
-                TextResult(
-                    text.text.kind,
-                    len(given),
-                    *(sum(p[i] for p in parts) for i in range(2)),
-                    int(sum(p[2] for p in parts)),
-                )
-            )
+            nll, kl, agreements = (sum(of_chunks) for of_chunks in zip(*parts, strict=True))
+            found.append(TextResult(text.text.kind, len(given), nll, kl, int(agreements)))
             row += len(given)
         return found
 

@@ -6,13 +6,12 @@ The rewrites are for experiments only: no plan and no option of `compile-model` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 from torch.fx import Node
 
 from rewright.ir import ops
 from rewright.ir.errors import UsageError
-from rewright.ir.graph import Graph, kind_of, operands_of, type_of_value
+from rewright.ir.graph import Graph, operands_of, type_of_value
 from rewright.ir.op import Op, op_of
 
 RULE = "force_low"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 BYTES = 4
-"""Of one value: fp32. In half precision a value of -10 is off by up to 0.004, the size of what is measured."""
+"""Of one value, fp32: in half precision one of -10 is off by up to 0.004, as much as is measured."""
 
 
 class LogProbs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,9 @@ def study(checkpoint: Path, text: Path, options: StudyOptions, progress: Progres
     notes = [f"nothing to lower in {a}" for a in options.aspects if a not in aspects]
     units = Units(model, source.config, source.limits.max_context, aspects)
     if not units.modules:
-        raise BadInput("has nothing that could be lowered", where=str(checkpoint), fix="choose other --aspects")
+        raise BadInput(
+            "has nothing that could be lowered", where=str(checkpoint), fix="choose other --aspects"
+        )
     reference = high(model, aspects)
     with tempfile.TemporaryDirectory(prefix="rewright-sensitivity-") as folder:
         progress("reference", 0, 1)
@@ -325,14 +327,10 @@ class StudyRun:
         modules = [unit for kind in chosen for unit in self._units.of(kind)]
         found = [finding for _, finding in done]
         self.ranked = [(kind, kl) for kind, kl in divergence if kind not in chosen]
-        alone = {kind.modules: finding for kind, finding in done if len(kind.modules) == 1}
+        alone = {(k.aspect, k.modules[0]): f for k, f in done if len(k.modules) == 1}
         for at, unit in enumerate(modules):
-            if unit.modules in alone and alone[unit.modules].aspect == unit.aspect:
-                of_kind = alone[unit.modules]  # the only one of its kind: measured already
-                results = of_kind.all, of_kind.kinds
-                finding = Finding(
-                    unit.name, unit.kind, "module", unit.aspect, 1, unit.saves, results[0], results[1]
-                )
+            if same := alone.get((unit.aspect, unit.name)):  # the only one of its kind: measured already
+                finding = replace(same, name=unit.name, scope="module")
             else:
                 finding = self._finding(unit, at, len(modules), "modules")
             found.append(finding)
@@ -341,9 +339,7 @@ class StudyRun:
             self._progress(f"forcing {forced.name} low", 0, 1)
             results = self._evaluator.measure_forced(self._reference, forced)
             whole = Divergence.of(results)
-            found.append(
-                Finding(forced.name, forced.name, "forced", "e4m3", 0, 0, whole, by_kind(results))
-            )
+            found.append(Finding(forced.name, forced.name, "forced", "e4m3", 0, 0, whole, by_kind(results)))
         return found
 
     def _finding(self, unit: Unit, at: int, total: int, what: str) -> Finding:
@@ -376,9 +372,7 @@ class StudyRun:
         most = sum(unit.saves for unit in order)
         saved = sum(unit.saves for unit in order[enough:])
         plan = plan_with(model, aspects, order, order[:enough])
-        return PlannedModel(
-            plan, enough, len(order), saved, most, whole, by_kind(measured[enough]), lowest
-        )
+        return PlannedModel(plan, enough, len(order), saved, most, whole, by_kind(measured[enough]), lowest)
 
     def _fits(self, found: Divergence) -> bool:
         loss = found.nll - Divergence.of(self._evaluator.reference).nll
