@@ -67,6 +67,14 @@ DumpDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write the graphs after every pass into this folder.")
 ]
 Timings = Annotated[Path | None, typer.Option(metavar="FILE", help="Write times as JSON.")]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--precision-plan",
+        metavar="FILE",
+        help="TOML file: which modules keep more or get less precision (`rewright sensitivity` writes one).",
+    ),
+]
 Target = Annotated[
     str,
     typer.Option(
@@ -129,6 +137,7 @@ def compile_model(
     force: Force = False,
     target: Target = "auto",
     variants: Variants = "low",
+    precision_plan: PlanFile = None,
 ) -> None:
     """Compile a checkpoint into a folder that `rewright generate` runs.
 
@@ -144,13 +153,16 @@ def compile_model(
 
       compile-model examples/tiny-v4 -o out --variants low,high
 
+      compile-model examples/tiny-v4 -o out --precision-plan plan.toml
+
       compile-model examples/configs/v4-flash.json --dry-run --explain
     """
-    from rewright.calibration.scales_file import read_scales
     from rewright.compiler import CompileOptions
     from rewright.compiler import compile_model as compile_checkpoint
     from rewright.frontend.kv_formats import parse_kv
     from rewright.frontend.numerics import parse_numerics
+    from rewright.ir.precision_plan import read_plan
+    from rewright.ir.static_scales import read_scales
     from rewright.passes.facts import parse_fold_wo
     from rewright.passes.manager import PassOptions
     from rewright.quality_gate import QualityLimit
@@ -168,9 +180,10 @@ def compile_model(
         PassOptions.of(passes, tuple(no_pass or ()), to, verify),
         target,
         None if max_nll_loss is None or text is None else QualityLimit(max_nll_loss, text),
-        None if static_scales is None else read_scales(static_scales),
-        parse_kv(kv),
-        parse_precisions(variants),
+        static_scales=None if static_scales is None else read_scales(static_scales),
+        kv=parse_kv(kv),
+        precisions=parse_precisions(variants),
+        precision=None if precision_plan is None else read_plan(precision_plan),
     )
     if dry_run:
         if options.quality is not None:

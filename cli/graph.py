@@ -44,7 +44,7 @@ _OPTIONS_HELP = (
     "PATH[@STAGE][?option=value&...]: a checkpoint folder, config.json or compiled model. Stages: traced, "
     "canonical, fused, precision, layout; in graph dump also selected and planned. Options: numerics, "
     "max-context, max-batch, chunk, variant, "
-    "batch, precision, passes, no-pass, fold-wo, target."
+    "batch, precision, passes, no-pass, fold-wo, precision-plan, static-scales, target."
 )
 Source = Annotated[str, typer.Argument(metavar="X", help=_OPTIONS_HELP)]
 Spec = Annotated[str, typer.Argument(help=_OPTIONS_HELP)]

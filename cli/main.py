@@ -25,6 +25,7 @@ from rewright.cli.ops import app as ops_app
 from rewright.cli.passes import app as passes_app
 from rewright.cli.passes import reproduce
 from rewright.cli.score import score
+from rewright.cli.sensitivity import sensitivity
 from rewright.ir.errors import CompilerBug, MachineError, RewrightError, UserError
 
 # typer brings its own copy of click in newer releases, so its exceptions are found through its exports.
@@ -50,6 +51,7 @@ app.command()(explain)
 app.command()(reproduce)
 app.command()(generate)
 app.command()(score)
+app.command()(sensitivity)
 app.command()(bench)
 app.command()(calibrate)
 app.command()(doctor)

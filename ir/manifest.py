@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rewright.ir.errors import BadInput
 from rewright.ir.line_edits import SUFFIX
 from rewright.ir.plan import plan_path
+from rewright.ir.precision_plan import Precision
 from rewright.ir.variant import PRECISIONS, Limits, Variant
 from rewright.ir.weight_layout import LAYOUTS
 
@@ -82,6 +83,7 @@ class Manifest:
         tensors: shard file of every weight, by weight name.
         layouts: layout of every weight that does not lie row by row (`ir/weight_layout.py`).
         files: every other file of the artifact by relative path, the shards included.
+        precision: modules whose precision a plan changed.
     """
 
     model: Mapping[str, Any]
@@ -100,6 +102,7 @@ class Manifest:
     tensors: Mapping[str, str]
     layouts: Mapping[str, str]
     files: Mapping[str, FileEntry]
+    precision: Precision = field(default_factory=Precision)
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -125,6 +128,7 @@ class Manifest:
                 "passes": list(self.passes),
                 "fold_wo": self.fold_wo,
                 "static_scales": self.static_scales,
+                "precision": self.precision.to_json(),
                 "max_context": limits.max_context,
                 "max_batch": limits.max_batch,
                 "chunk": limits.chunk,
@@ -175,6 +179,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
         tensors=value["tensors"],
         layouts=value["layouts"],
         files={name: FileEntry(f["bytes"], f["sha256"]) for name, f in value["files"].items()},
+        precision=Precision.from_json(options["precision"]),
     )
 
 
@@ -194,6 +199,7 @@ _SHAPE: dict[str, Any] = {
         "passes": [str],
         "fold_wo": bool,
         "static_scales": str,
+        "precision": {"activations_bf16": [str], "keys_bf16": [str], "weights_fp4": [str]},
         "max_context": int,
         "max_batch": int,
         "chunk": int,

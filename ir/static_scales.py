@@ -11,12 +11,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rewright.ir.errors import BadInput
 from rewright.ir.types import DType, ValueType
+
+FORMAT = 1
+"""Of the file of scales that `rewright calibrate` writes."""
 
 PREFIX = "static_scales"
 """Of the names of scale tensors in graphs."""
@@ -92,6 +97,19 @@ class StaticScales:
     def digest(self) -> str:
         """SHA-256 over the scales and where they are used."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def read_scales(path: Path) -> StaticScales:
+    """The scales of a file; `BadInput` if it is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise ValueError(f"is no file of scales of format {FORMAT}")
+        return parse_static_scales(value)
+    except OSError as e:
+        raise BadInput(f"cannot be read ({e.strerror})", where=str(path), fix="check the path") from e
+    except (ValueError, RecursionError) as e:
+        raise BadInput(str(e), where=str(path), fix="name a file that rewright calibrate has written") from e
 
 
 def parse_static_scales(value: Any) -> StaticScales:

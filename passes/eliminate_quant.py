@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rewright.ir import ops
 from rewright.ir.graph import Graph, kind_of, name_of, producer_of, type_of_value
 from rewright.ir.op import Op, op_of
+from rewright.ir.precision_plan import owner_of_keys
 from rewright.passes.base import Pass
 from rewright.passes.facts import Facts
 from rewright.passes.match import Match
@@ -55,7 +56,8 @@ class RequantizeOfDequantize(Rule):
 
 
 class RoundTrip(Rule):
-    """DQ(Q(x)) is x where the numerics have no roundings; elsewhere it is one of the model's."""
+    """DQ(Q(x)) is x where the numerics or the precision plan have no rounding; elsewhere it is one of the
+    model's."""
 
     name = "round_trip"
     yields = ("quant",)
@@ -68,7 +70,8 @@ class RoundTrip(Rule):
         return OpPattern("dequantize", "back", (("codes", quant), ("scale", quant[1]), base))
 
     def check(self, m: Match, facts: Facts) -> Verdict:
-        if facts.numerics != "fp32":
+        module = owner_of_keys(m.nodes["back"].meta["module"])
+        if facts.numerics != "fp32" and module not in facts.precision.high_keys:
             return No("the rounding belongs to the model", m.nodes["back"])
         if m.nodes["back"].meta["types"][0] != type_of_value(m.value("x")):
             return No("the element type changes", m.nodes["back"])
@@ -83,7 +86,8 @@ class RoundTrip(Rule):
 
 
 class UnquantizedLinear(Rule):
-    """In `bf16` numerics linear(quantize(x)) is linear(x), of expert linears too."""
+    """linear(quantize(x)) is linear(x), of expert linears too: in `bf16` numerics, and where the precision
+    plan wants it."""
 
     keeps = ("quant",)
     keeps_numerics = False
@@ -100,11 +104,15 @@ class UnquantizedLinear(Rule):
         return OpPattern(self.op.name, "linear", (("x", quant), ("x_scale", quant[1]), *others))
 
     def apply(self, graph: Graph, facts: Facts, log: Log) -> bool:
-        return facts.numerics == "bf16" and super().apply(graph, facts, log)
+        wanted = facts.numerics == "bf16" or facts.precision.high_activations
+        return bool(wanted) and super().apply(graph, facts, log)
 
     def check(self, m: Match, facts: Facts) -> Verdict:
         if m.attrs("quant")["dims"] is not None:
             return No("only a part of the axis is quantised", m.nodes["quant"])
+        module = name_of(m.value("weight")).removesuffix(".weight")
+        if facts.numerics != "bf16" and module not in facts.precision.high_activations:
+            return No("the precision plan keeps the quantisation", m.nodes["quant"])
         return Ok()
 
     def rewrite(self, m: Match, new: Rewriter) -> None:
@@ -125,7 +133,8 @@ def _quantized_twice(graph: Graph) -> Iterator[str]:
 PASS = Pass(
     name="eliminate_quant",
     stage="canonical",
-    summary="Removes duplicate, cancelling and unread quantisation; in bf16 numerics that before linears.",
+    summary="Removes duplicate, cancelling and unread quantisation; in bf16 numerics that before linears; "
+    "roundings and quantisation that a precision plan does without.",
     refuses="A rounding DQ(Q(x)) of the model; other formats, blocks or axes; scales of unknown origin.",
     rules=(
         MergeDuplicates("merge_quant", only=_QUANTIZATION),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from rewright.ir.errors import UsageError
+from rewright.ir.precision_plan import Precision
 from rewright.ir.static_scales import StaticScales
 from rewright.ir.types import ValueType
 
@@ -32,6 +33,7 @@ class Facts:
         numerics: faithful, bf16 or fp32.
         weights: type of every weight and constant by name.
         fold_wo: whether wo_a and wo_b become one matrix.
+        precision: modules whose precision a plan changes.
         static_scales: calibrated scales of activations; None leaves them to be found as the model runs.
     """
 
@@ -39,6 +41,7 @@ class Facts:
     numerics: str
     weights: Mapping[str, ValueType] = field(default_factory=dict)
     fold_wo: FoldWo = "auto"
+    precision: Precision = field(default_factory=Precision)
     static_scales: StaticScales | None = None
 
     def is_scaled(self, path: str) -> bool:

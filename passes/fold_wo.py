@@ -19,6 +19,14 @@ from rewright.passes.match import Match
 from rewright.passes.pattern import OpPattern, either, maybe, p
 from rewright.passes.rule import No, Ok, Rewriter, Rule, Verdict
 
+FOLDED = ".wo.weight"
+"""What the name of a folded matrix ends with."""
+
+
+def is_folded(weight: str) -> bool:
+    """Whether a weight of this name is wo_a and wo_b in one."""
+    return weight.endswith(FOLDED)
+
 
 class FoldWo(Rule):
     """wo_b(wo_a(o)) -> linear(o) with one matrix [D, G*K], computed in fp64.
@@ -52,6 +60,8 @@ class FoldWo(Rule):
             return No("only a part of the axis is quantised", m.nodes["quant"])
         if facts.fold_wo == "never":
             return No("it is switched off", m.nodes["second"])
+        if any(type_of_value(m.value(name)).dtype is DType.E2M1 for name in ("wo_a", "wo_b")):
+            return No("the precision plan stores its parts as FP4", m.nodes["second"])
         if facts.fold_wo == "always":
             return Ok()
         folded, apart = self.folded(m).nbytes, self._bytes_apart(m)
@@ -77,7 +87,7 @@ class FoldWo(Rule):
         type = self.folded(m)
         groups, _ = _groups(m)
         sources = [m.values.get(name) for name in ("wo_a", "s_a", "wo_b", "s_b")]
-        name = name_of(m.value("wo_a")).removesuffix(".wo_a.weight") + ".wo.weight"
+        name = name_of(m.value("wo_a")).removesuffix(".wo_a.weight") + FOLDED
         scaled = tuple(v is not None for v in sources)
         weight = new.weight(
             DerivedWeight(

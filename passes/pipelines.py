@@ -29,6 +29,7 @@ from rewright.passes import (
     fuse_shared_expert,
     fuse_shared_input,
     fuse_swiglu_quant,
+    lower_weights,
     static_scales,
     unify_layout,
 )
@@ -38,6 +39,7 @@ from rewright.passes.facts import Facts
 PIPELINE: tuple[Pass, ...] = (
     canonicalize.PASS,
     eliminate_quant.PASS,
+    lower_weights.PASS,
     fold_wo.PASS,
     fuse_shared_input.PASS,
     fuse_norm_quant.PASS,
@@ -95,8 +97,7 @@ class _Model:
         self.tokens, self.all_positions = variant["tokens"], variant["all_positions"]
         self.scoring = variant["capacity"] // 4 > config["index_topk"]
         self.few_streams = config["hc_mult"] <= fuse_hyper_connection.MOST_STREAMS
-        dropped = facts.numerics == "fp32" or (facts.numerics == "bf16" and "eliminate_quant" in enabled)
-        self.quantizes = not dropped
+        self.lowers = "lower_weights" in enabled
 
     def scaled(self, layer: int, *paths: str) -> int:
         """How many of a layer's matrices are stored in blocks with scales."""
@@ -104,12 +105,25 @@ class _Model:
 
     def quantized(self, layer: int, *paths: str) -> int:
         """How many of a layer's matrices get a quantised activation after `eliminate_quant`."""
-        return self.scaled(layer, *paths) if self.quantizes else 0
+        return sum(self.scaled(layer, path) for path in paths if not self.bypassed(layer, path))
 
-    def stored(self, layer: int, path: str) -> tuple[DType, bool]:
-        """What decides whether two linears of one input can be one node."""
+    def bypassed(self, layer: int, path: str) -> bool:
+        """Whether the quantisation before a linear, if there is one, goes in `eliminate_quant`."""
+        if "eliminate_quant" not in self.enabled:
+            return False
+        planned = f"layers.{layer}.{path}" in self.facts.precision.high_activations
+        return self.facts.numerics == "bf16" or planned
+
+    def in_fp4(self, layer: int, path: str) -> bool:
+        """Whether the precision plan stores a matrix as FP4."""
+        return self.lowers and f"layers.{layer}.{path}" in self.facts.precision.fp4_weights
+
+    def stored(self, layer: int, path: str) -> tuple[DType, bool, bool]:
+        """What decides whether two linears of one input can be one node: type of the weight, whether it has
+        scales, whether the activation is quantised."""
         name = f"layers.{layer}.{path}"
-        return self.facts.weights[f"{name}.weight"].dtype, self.facts.is_scaled(name)
+        dtype = DType.E2M1 if self.in_fp4(layer, path) else self.facts.weights[f"{name}.weight"].dtype
+        return dtype, self.facts.is_scaled(name), self.quantized(layer, path) > 0
 
     def readers_of_x(self, layer: int) -> list[str]:
         """Linears that read the normed input of a layer's attention."""
@@ -128,6 +142,8 @@ class _Model:
 
     def folds(self, layer: int) -> bool:
         """Whether wo_a and wo_b of a layer become one matrix."""
+        if self.in_fp4(layer, "attn.wo_a") or self.in_fp4(layer, "attn.wo_b"):
+            return False
         if self.facts.fold_wo != "auto" or "fold_wo" not in self.enabled:
             return self.facts.fold_wo == "always" and "fold_wo" in self.enabled
         if self.facts.numerics == "faithful":
@@ -154,8 +170,24 @@ def _eliminate_quant(m: _Model) -> dict[str, int]:
         for readers in (x, m.readers_of_qr(layer), _FFN_UP):
             merged += max(0, m.scaled(layer, *readers) - 1)
         everything = (*x, *m.readers_of_qr(layer), "attn.wo_b", *_FFN_UP, *_DOWN)
-        bypassed += m.scaled(layer, *everything)
-    return {"merge_quant": merged, "unquantized_linear": bypassed if m.facts.numerics == "bf16" else 0}
+        bypassed += m.scaled(layer, *everything) - m.quantized(layer, *everything)
+    return {"merge_quant": merged, "unquantized_linear": bypassed, "round_trip": _unrounded(m)}
+
+
+def _unrounded(m: _Model) -> int:
+    """Roundings of keys, entries and index vectors that the precision plan does without."""
+    found = 0
+    for layer, ratio in zip(m.layers, m.ratios, strict=True):
+        attention = f"layers.{layer}.attn"
+        found += (1 + (ratio > 0)) * (attention in m.facts.precision.high_keys)
+        found += (1 + m.scoring) * (f"{attention}.indexer" in m.facts.precision.high_keys)
+    return found
+
+
+def _lower_weights(m: _Model) -> dict[str, int]:
+    planned = m.facts.precision.fp4_weights
+    unread = 0 if m.scoring else sum(path.endswith(".indexer.wq_b") for path in planned)
+    return {"fp4_weight": len(planned) - unread}
 
 
 def _fold_wo(m: _Model) -> dict[str, int]:
@@ -232,6 +264,7 @@ def _unify_layout(m: _Model) -> dict[str, int] | None:
 _COUNTS: Mapping[str, Callable[[_Model], dict[str, int] | None]] = {
     "canonicalize": _canonicalize,
     "eliminate_quant": _eliminate_quant,
+    "lower_weights": _lower_weights,
     "fold_wo": _fold_wo,
     "fuse_shared_input": _fuse_shared_input,
     "fuse_norm_quant": _fuse_norm_quant,

@@ -14,6 +14,7 @@ import torch
 from rewright.ir.errors import BadInput
 from rewright.ir.graph import IR_VERSION, Graph
 from rewright.ir.parser import parse
+from rewright.ir.precision_plan import Precision
 from rewright.ir.printer import print_graph
 from rewright.ir.static_scales import parse_static_scales
 from rewright.ir.types import parse_type
@@ -68,6 +69,7 @@ class Reproducer:
                 "numerics": self.facts.numerics,
                 "fold_wo": self.facts.fold_wo,
                 "static_scales": scales.to_json() if scales is not None else None,
+                "precision": self.facts.precision.to_json(),
                 "weights": {name: str(t) for name, t in sorted(self.facts.weights.items())},
             },
             "graph": self.text.splitlines(),
@@ -91,6 +93,7 @@ def read_reproducer(path: Path) -> Reproducer:
                 weights={name: parse_type(text) for name, text in facts["weights"].items()},
                 fold_wo=facts["fold_wo"],
                 static_scales=None if scales is None else parse_static_scales(scales),
+                precision=Precision.from_json(facts["precision"]),
             ),
             passes=tuple(value["passes"]),
             done=tuple(value["done"]),

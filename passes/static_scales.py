@@ -155,7 +155,7 @@ def _sites_of(reader: Node) -> Iterator[str]:
 
 
 def _site(weight: Node) -> str:
-    return name_of(weight).removesuffix(".weight") + ".x"
+    return name_of(weight).removesuffix(".weight").removesuffix(".fp4") + ".x"
 
 
 PASS = Pass(

@@ -36,16 +36,18 @@ from rewright.ir.manifest import (
     plan_file,
 )
 from rewright.ir.plan import Plan
+from rewright.ir.precision_plan import Precision, PrecisionPlan
 from rewright.ir.printer import print_graph
 from rewright.ir.static_scales import StaticScales
 from rewright.ir.types import ValueType
 from rewright.ir.variant import Variant
 from rewright.passes.facts import FoldWo
+from rewright.passes.fold_wo import is_folded
 from rewright.passes.manager import PassOptions, weight_types_of
 from rewright.passes.pipelines import REACHABLE
 from rewright.passes.report import Report
 from rewright.quality_gate import Quality, QualityGate, QualityLimit
-from rewright.rewriting import REPRODUCER, require_scales_fit, rewrite
+from rewright.rewriting import NO_PLAN, REPRODUCER, require_scales_fit, resolve_plan, rewrite
 from rewright.runtime.load import Artifact
 from rewright.runtime.memory import require_memory
 from rewright.runtime.tokenizer import Tokenizer
@@ -73,6 +75,7 @@ class CompileOptions:
         static_scales: calibrated scales of activations; None leaves them to be found as the model runs.
         kv: how keys are stored.
         precisions: of `ir.variant.PRECISIONS`, `low` among them.
+        precision: which modules keep more or get less precision than the numerics say.
     """
 
     numerics: Numerics = Numerics.FAITHFUL
@@ -85,6 +88,7 @@ class CompileOptions:
     quality: QualityLimit | None = None
     static_scales: StaticScales | None = None
     kv: KvFormats = PLAIN
+    precision: PrecisionPlan | None = None
     precisions: tuple[str, ...] = ("low",)
 
     def __post_init__(self) -> None:
@@ -186,9 +190,7 @@ def compile_model(
     notes = list(source.notes)
     gate = None
     if options.quality is not None:
-        plain = replace(
-            options, numerics=Numerics.FP32, static_scales=None, kv=PLAIN, precisions=("low",)
-        )
+        plain = replace(options, numerics=Numerics.FP32, static_scales=None, kv=PLAIN, precisions=("low",))
         exact = plain.open(checkpoint, target)
         gate = QualityGate(options.quality, checkpoint, exact)
     clock.lap("open")
@@ -230,7 +232,8 @@ def compile_model(
             numerics=options.numerics.value,
             kv=str(options.kv),
             passes=options.passes.passes,
-            fold_wo=any(w.sources for w in model.derived.values()),
+            fold_wo=any(map(is_folded, model.derived)),
+            precision=model.precision,
             static_scales="" if options.static_scales is None else options.static_scales.digest(),
             stages=stages,
             memory=memory,
@@ -269,6 +272,7 @@ class RewrittenModel:
         weights: type of every weight that a variant reads, by name.
         derived: those of them that are computed.
         graphs: the last graph of every variant.
+        precision: what the precision plan came to.
     """
 
     texts: dict[str, str]
@@ -276,6 +280,7 @@ class RewrittenModel:
     weights: dict[str, ValueType]
     derived: dict[str, DerivedWeight]
     graphs: dict[Variant, Graph]
+    precision: Precision = NO_PLAN
 
 
 def rewrite_all(
@@ -289,7 +294,8 @@ def rewrite_all(
 ) -> RewrittenModel:
     """Trace every variant, or those given (each behind its base), and take it through the passes; a failed
     one leaves the file `reproducer`."""
-    model = RewrittenModel({}, {}, {}, {}, {})
+    precision = NO_PLAN if options.precision is None else resolve_plan(options.precision, source)
+    model = RewrittenModel({}, {}, {}, {}, {}, precision)
     variants = variants_of(source, options.precisions) if variants is None else variants
     last: dict[Variant, str] = {}
     dump = DumpFolder(dump_dir) if dump_dir is not None else None
@@ -310,7 +316,8 @@ def rewrite_all(
             variant,
             options.passes,
             options.fold_wo,
-            options.static_scales,
+            precision=precision,
+            static_scales=options.static_scales,
             observe=observe,
             reproducer=reproducer,
         )

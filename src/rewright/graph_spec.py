@@ -15,19 +15,21 @@ from rewright.ir.errors import BadInput, UsageError
 from rewright.ir.graph import STAGES, Graph
 from rewright.ir.manifest import MANIFEST_NAME
 from rewright.ir.plan import Plan, parse_plan
+from rewright.ir.precision_plan import Precision, read_plan
+from rewright.ir.static_scales import StaticScales, read_scales
 from rewright.ir.variant import PRECISIONS, Variant
 from rewright.passes.facts import FoldWo, parse_fold_wo
 from rewright.passes.manager import PassOptions
 from rewright.passes.pipelines import LAST_STAGE, REACHABLE
-from rewright.rewriting import rewrite, traced
+from rewright.rewriting import NO_PLAN, require_scales_fit, resolve_plan, rewrite, traced
 from rewright.runtime.load import Artifact
 from rewright.target_choice import choose_target
 from rewright.variant_choice import require_difference, variants_of
 
 KINDS = ("decode", "chunk", "score")
-_COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "kv", "fold-wo", "passes", "no-pass")
+_PASS_OPTIONS = ("fold-wo", "passes", "no-pass", "precision-plan", "static-scales")
+_COMPILE_OPTIONS = ("numerics", "max-context", "max-batch", "chunk", "kv", *_PASS_OPTIONS)
 _PRECISION_OPTION = "precision"
-_PASS_OPTIONS = ("fold-wo", "passes", "no-pass")
 _OPTIONS = (*_COMPILE_OPTIONS, "variant", "batch", _PRECISION_OPTION, "target")
 PLAN_STAGES = ("selected", "planned")
 """Stages at which there is a plan instead of a graph."""
@@ -235,6 +237,22 @@ def pass_options(spec: GraphSpec, to: str) -> tuple[PassOptions, FoldWo]:
     return passes, parse_fold_wo(given.get("fold-wo", "auto"))
 
 
+def planned_precision(spec: GraphSpec, source: ModelSource) -> Precision:
+    """What the precision plan of a spec means for its model."""
+    path = spec.options.get("precision-plan")
+    return NO_PLAN if path is None else resolve_plan(read_plan(Path(path)), source)
+
+
+def planned_scales(spec: GraphSpec, source: ModelSource) -> StaticScales | None:
+    """The calibrated scales of a spec, if it names a file of them."""
+    path = spec.options.get("static-scales")
+    if path is None:
+        return None
+    scales = read_scales(Path(path))
+    require_scales_fit(scales, source)
+    return scales
+
+
 def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Graph], list[str]]:
     passes, fold_wo = pass_options(spec, stages[-1])
     source, variant = open_source(spec)
@@ -246,7 +264,15 @@ def _from_source(spec: GraphSpec, stages: tuple[str, ...]) -> tuple[dict[str, Gr
         if not name and stage in stages:
             found[stage] = graph.copy()
 
-    rewrite(source, variant, passes, fold_wo, observe=keep)
+    rewrite(
+        source,
+        variant,
+        passes,
+        fold_wo,
+        precision=planned_precision(spec, source),
+        static_scales=planned_scales(spec, source),
+        observe=keep,
+    )
     return found, source.notes
 
 

@@ -170,5 +170,6 @@ class QualityGate:
         return Refused(
             "\n".join(lines),
             where=OPTION,
-            fix="choose options that round less (--numerics, --fold-wo), or allow a larger loss",
+            fix="choose options that round less (--numerics, --fold-wo, --precision-plan), or allow a larger "
+            "loss",
         )

@@ -24,6 +24,7 @@ from rewright.ir.manifest import Manifest, Memory, graph_path
 from rewright.ir.plan import Plan
 from rewright.ir.types import ValueType
 from rewright.ir.variant import Limits, Variant, smallest_capacity
+from rewright.passes.fold_wo import is_folded
 from rewright.passes.pipelines import REACHABLE
 from rewright.random_model import each_random_weight, open_config, reduced, weight_types
 from rewright.runtime.load import Artifact
@@ -151,7 +152,8 @@ def compile_random(
         numerics=options.numerics.value,
         kv=str(options.kv),
         passes=options.passes.passes,
-        fold_wo=bool(model.derived),
+        fold_wo=any(map(is_folded, model.derived)),
+        precision=model.precision,
         static_scales="",
         stages=stages,
         memory=memory,

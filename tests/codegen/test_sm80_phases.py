@@ -304,6 +304,7 @@ TAKES = [
     *(attention(4, width) for width in (128, 256, 512)), rows_of_keys(512), score(128),
     streams(2), streams(4), mixed(2), mixed(4), routed(384, 8),
 ]  # fmt: skip
+CALIBRATED = "scales are calibrated: these kernels take those that are found as a row is quantised"
 PACKED = "holds packed keys ({}); these kernels read bf16 only (--kv bf16)"
 REFUSES: dict[str, dict[str, Case]] = {
     "keys": {
@@ -312,9 +313,7 @@ REFUSES: dict[str, dict[str, Case]] = {
     },
     "activations": {"x is f32, not bf16": norm("f32"), "x is f16, not bf16": norm("f16")},
     "weights": {"weight weight is f16": norm(weight="f16"), "weight weight is f64": norm(weight="f64")},
-    "scales": {
-        "scales are calibrated: these kernels take those that are found as a row is quantised": codes_product(),
-    },
+    "scales": {CALIBRATED: codes_product()},
     "matrix": {
         "rows of 192 elements are no multiple of 128": product(128, 192),
         "192 rows of a matrix with scales are no multiple of 128": product(192, 128, "f8e4m3"),

@@ -33,6 +33,7 @@ from rewright.ir.graph import (
 )
 from rewright.ir.interpret import Interpreter
 from rewright.ir.op import op_of
+from rewright.ir.precision_plan import Precision
 from rewright.ir.types import DType, ValueType, parse_type
 from rewright.passes.facts import Facts
 from rewright.passes.match import Match
@@ -110,9 +111,9 @@ class Net:
         return self._graph
 
 
-def facts(numerics: str = "faithful", fold_wo: Any = "auto") -> Facts:
+def facts(numerics: str = "faithful", fold_wo: Any = "auto", precision: Precision | None = None) -> Facts:
     """Facts of no model: nothing is expected."""
-    return Facts({}, numerics, {}, fold_wo)
+    return Facts({}, numerics, {}, fold_wo, precision or Precision())
 
 
 def small_model(
@@ -315,7 +316,9 @@ def places_in(graph: Graph, known: Facts, *, whole: bool = False) -> list[Place]
 
     def watch(rule: Transform, match: Match) -> None:
         part = match.graph.copy() if whole else cut(match.graph, match.nodes.values())
-        found.setdefault((rule, form_of(part)), Place(rule, part, facts(known.numerics, known.fold_wo)))
+        found.setdefault(
+            (rule, form_of(part)), Place(rule, part, facts(known.numerics, known.fold_wo, known.precision))
+        )
 
     rewrite_all(graph, known, watch)
     return list(found.values())
@@ -364,6 +367,11 @@ def nets() -> dict[str, tuple[Graph, Facts]]:
         "requantize": (_requantize(), facts()),
         "round_trip": (_round_trip(), facts("fp32")),
         "unquantized_linear": (_linear_of_codes(), facts("bf16")),
+        "unquantized_linear of a plan": (
+            _linear_of_codes(),
+            facts(precision=Precision(frozenset({"w", "ws"}))),
+        ),
+        "fp4_weight": (_fp8_products(), facts(precision=Precision(fp4_weights=frozenset({"a", "b", "c"})))),
         "norm_quant of a sum": (_norm_of_sum(), facts()),
         "kv_rows of whole rows": (_kv_rows(), facts()),
         "hc_post_pre without a norm": (_streams(), facts()),
@@ -383,6 +391,7 @@ def nets() -> dict[str, tuple[Graph, Facts]]:
 
 
 _E4M3 = {"fmt": "e4m3", "block": 128}
+_FP8 = {"a": "f8e4m3[64,128]", "b": "f8e4m3[32,128]", "c": "f8e4m3[64,128]"}
 _EPS = {"eps": 1e-6}
 
 
@@ -442,6 +451,19 @@ def _linear_of_codes() -> Graph:
     return net.graph(
         a=net.linear("a", codes, scale, plain, out="bf16"),
         b=net.expert_linear("b", codes, scale, stack, None, experts, out="bf16"),
+    )
+
+
+def _fp8_products() -> Graph:
+    """FP8 matrices behind codes, behind floats, and of groups."""
+    net = Net()
+    x, groups = net.input("x", "bf16[1,2,128]"), net.input("groups", "bf16[1,2,2,128]")
+    codes, scale = net.quantize("q", x, **_E4M3)
+    stored = [(net.weight(f"{n}.weight", t), net.weight(f"{n}.scale", "e8m0[1,1]")) for n, t in _FP8.items()]
+    return net.graph(
+        a=net.linear("a.y", codes, scale, *stored[0], out="bf16"),
+        b=net.linear("b.y", x, None, *stored[1], out="f32"),
+        c=net.grouped_linear("c.y", groups, *stored[2]),
     )
 
 

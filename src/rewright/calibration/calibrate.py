@@ -15,12 +15,11 @@ from torch import Tensor
 from rewright.calibration.errors import QuantError, dynamic_error, saturated, static_error
 from rewright.calibration.model import CalibrationModel
 from rewright.calibration.run import Watch, run_texts
-from rewright.calibration.scales_file import FORMAT
 from rewright.calibration.segments import share
 from rewright.calibration.sites import Site, find_sites
 from rewright.calibration.statistics import SiteStatistics
 from rewright.ir.errors import BadInput, UsageError
-from rewright.ir.static_scales import Segment, StaticScales
+from rewright.ir.static_scales import FORMAT, Segment, StaticScales
 
 PER_TENSOR = "tensor"
 BLOCKS = ("32", "128", PER_TENSOR)

@@ -19,6 +19,8 @@ from rewright.graph_spec import (
     load_graph,
     open_source,
     pass_options,
+    planned_precision,
+    planned_scales,
     variant_of,
 )
 from rewright.ir.errors import Refused, UsageError
@@ -119,7 +121,15 @@ def study(
             progress("passes", len(found), len(passes.passes) + 2)
             found.append(Snapshot(stage, name, graph.copy()))
 
-    result = rewrite(source, variant, passes, fold_wo, observe=keep)
+    result = rewrite(
+        source,
+        variant,
+        passes,
+        fold_wo,
+        precision=planned_precision(on, source),
+        static_scales=planned_scales(on, source),
+        observe=keep,
+    )
     report = result.report.to_json()["passes"]
     worked = {p["name"] for p in report if any(rule["matches"] for rule in p["rules"])}
     progress("planning", len(passes.passes) + 1, len(passes.passes) + 2)
