@@ -2,10 +2,10 @@
 
 In the routed experts of every layer one row of the up projection is multiplied by a power of two and the
 matching column of the down projection divided by it, so that the values between them differ and little else
-does. Up projections have a scale for each row and stay exact; down projections are stored as FP8, in which a column
-can be that small: codes that it would take below the least one lose their last bits. Clamping of the gated
-activation, which would cut the channel off, is taken out. The channel is the one that is largest on given
-texts, so that what is left is small beside it.
+does. Up projections have a scale for each row and stay exact; down projections are stored as FP8, in which a
+column can be that small: codes that it would take below the least one lose their last bits. Clamping of the
+gated activation, which would cut the channel off, is taken out. The channel is the one that is largest on
+given texts, so that what is left is small beside it.
 """
 
 from __future__ import annotations
