@@ -233,6 +233,8 @@ def main() -> int:
         parser.error(f"there is no tool {unknown[0]}: {', '.join(TOOLS)}")
     emulate = options.emulate or os.environ.get("REWRIGHT_EMULATE", "") not in ("", "0")
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    # The tool runs in a session of its own: who ends this program must end that too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(2))
     try:
         result = sanitize(tools, options.out, options.timeout, EMULATED_MULTIPROCESSORS * emulate)
     except Unusable as e:
