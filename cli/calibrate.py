@@ -66,8 +66,6 @@ def calibrate(
     Examples:
 
       rewright calibrate examples/tiny-v4 --text examples/tiny-v4/text/calibration.jsonl -o scales.json
-
-      compile-model examples/tiny-v4 -o out --static-scales scales.json
     """
     from rewright.calibration.calibrate import CalibrationOptions, to_json, to_text
     from rewright.calibration.calibrate import calibrate as measure
