@@ -44,11 +44,9 @@ def calibrate(
         int, typer.Option(help="Powers of two between the largest magnitude seen and the largest that fits.")
     ] = 1,
     span: Annotated[
-        float,
-        typer.Option(
-            help="Powers of two, in the mean, that sharing scales with other layers may cost a layer."
-        ),
-    ] = 2.0,
+        int,
+        typer.Option(help="Powers of two by which a shared scale may exceed what a layer needs itself."),
+    ] = 3,
     check: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Other texts, in which values are counted that do not fit."),

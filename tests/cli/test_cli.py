@@ -231,7 +231,8 @@ class TestCompile:
         manifest = json.loads((out / "manifest.json").read_text())
         expected = {"max_context": 256, "max_batch": 2, "chunk": 32, "numerics": "fp32"}
         expected |= {"fold_wo": False, "passes": list(pass_names())}
-        expected |= {"kv": "bf16"}
+        expected |= {"kv": "bf16", "static_scales": ""}
+        expected |= {"precision": {"activations_bf16": [], "keys_bf16": [], "weights_fp4": []}}
         assert manifest["options"] == expected
 
         again = cli("compile-model", tiny_v4, "-o", out)
@@ -486,12 +487,15 @@ class TestGenerate:
             "prompt_tokens": 12,
             "seed": 5,
             "repetition": None,
+            "precision": "low",
+            "sensitive": None,
             "message": {"role": "assistant", "content": "17 + 25 = 42"},
         }
 
     def test_json_of_a_plain_prompt_has_no_message(self, greedy: Cli) -> None:
         record = json.loads(greedy("-p", "In", "--json", "--max-new-tokens", 2).stdout)
-        assert set(record) == {"text", "tokens", "finish", "prompt_tokens", "seed", "repetition"}
+        told = {"finish", "prompt_tokens", "seed", "repetition", "precision", "sensitive"}
+        assert set(record) == {"text", "tokens"} | told
         assert record["finish"] == "length"
 
     def test_a_completion_that_is_no_message_is_told(

@@ -37,13 +37,13 @@ class CalibrationOptions:
         block: one of `BLOCKS`, for all sites that `sites` does not name.
         sites: (pattern, block) of single sites, `*` standing for anything; a later one wins.
         headroom: binades between the largest magnitude seen and the largest that fits.
-        span: binades by which shared scales may exceed a layer's own, in the mean.
+        span: binades by which a shared scale may exceed a layer's own.
     """
 
     block: str = "32"
     sites: tuple[tuple[str, str], ...] = ()
     headroom: int = 1
-    span: float = 2.0
+    span: int = 3
 
     def __post_init__(self) -> None:
         for where, block in (("--block", self.block), *((f"--site {p}={b}", b) for p, b in self.sites)):

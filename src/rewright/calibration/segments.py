@@ -21,13 +21,14 @@ def exponents_of(statistics: SiteStatistics, block: int, headroom: int) -> Tenso
 
 
 def share(
-    statistics: list[SiteStatistics], block: int, headroom: int, span: float
+    statistics: list[SiteStatistics], block: int, headroom: int, span: int
 ) -> list[tuple[Segment, list[SiteStatistics]]]:
     """Cut the layers of one kind of site into segments that share scales.
 
     A segment's scales are the largest of its layers'. It grows, layer by layer, as long as they lie at most
-    `span` binades above each layer's own, in the mean over its blocks. Floating-point codes lose nothing by
-    that but the smallest values; a value never saturates that did not before.
+    `span` binades above each layer's own, in every block: an outlier of one layer stays its own.
+    Floating-point codes lose nothing by that but the smallest values; no value saturates
+    that did not before.
 
     Args:
         statistics: of the layers in order, rows of one width.
@@ -41,7 +42,7 @@ def share(
         if found:
             shared, members, sites = found[-1]
             larger = torch.maximum(shared, own)
-            if all(float((larger - e).float().mean()) <= span for e in (*members, own)):
+            if all(int((larger - e).max()) <= span for e in (*members, own)):
                 found[-1] = (larger, [*members, own], [*sites, site])
                 continue
         found.append((own, [own], [site]))
