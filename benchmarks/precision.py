@@ -9,6 +9,7 @@ texts. The second model is the example with one channel 512 times as large (`out
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import platform
@@ -49,13 +50,15 @@ def nll(folder: Path, checkpoint: Path, name: str, *options: str | Path) -> floa
     return json.loads(command("score", out, "--text", EVALUATION, "--json"))["all"]["nll"]
 
 
-def measure(folder: Path, checkpoint: Path) -> dict[str, float]:
+def measure(folder: Path, checkpoint: Path, headrooms: tuple[int, ...]) -> dict[str, float]:
     """NLL of a checkpoint in every numerics mode, and with calibrated scales in every block."""
     found = {name: nll(folder, checkpoint, name, "--numerics", name) for name in NUMERICS}
-    for block in BLOCKS:
-        scales = folder / f"{checkpoint.name}-{block}.json"
-        command("calibrate", checkpoint, "--text", CALIBRATION, "-o", scales, "--block", block)
-        found[f"static {block}"] = nll(folder, checkpoint, f"static {block}", "--static-scales", scales)
+    for headroom, block in itertools.product(headrooms, BLOCKS):
+        scales = folder / f"{checkpoint.name}.json"
+        how = ("--block", block, "--headroom", str(headroom))
+        command("calibrate", checkpoint, "--text", CALIBRATION, "-o", scales, *how)
+        name = f"static {block}, headroom {headroom}"
+        found[name] = nll(folder, checkpoint, name, "--static-scales", scales)
     return found
 
 
@@ -80,7 +83,10 @@ def main() -> None:
         outliers = folder / "outliers"
         channels = largest_channels(TINY, CALIBRATION)
         write_outlier_model(TINY, outliers, channels)
-        found: dict[str, Any] = {"tiny-v4": measure(folder, TINY), "outliers": measure(folder, outliers)}
+        found: dict[str, Any] = {
+            "tiny-v4": measure(folder, TINY, (1,)),
+            "outliers": measure(folder, outliers, (0, 1)),
+        }
     for model, results in found.items():
         print(f"\n{model}\n")
         print("\n".join(table(results)))

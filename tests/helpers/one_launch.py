@@ -255,14 +255,16 @@ def _can_pad(op: Op, name: str, type: ValueType) -> bool:
     return name in _PER_SEQUENCE and name not in op.dense and len(type.shape) >= 3
 
 
-def _per_sequence(op: Op, name: str) -> bool:
+def _per_sequence(op: Op, name: str, tensor: Tensor) -> bool:
+    if name == "x_scale" and tensor.dim() == 1:
+        return False  # calibrated: the same for all rows
     return name in _PER_SEQUENCE or (op.name == "dequantize" and name in ("codes", "scale", "base"))
 
 
 def step_size(op: Op, operands: Sequence[Tensor | None]) -> tuple[int, int]:
     """Sequences and tokens of the step that a call belongs to."""
     named = zip(op.operands, operands, strict=True)
-    mine = {n: t for n, t in named if t is not None and _per_sequence(op, n)}
+    mine = {n: t for n, t in named if t is not None and _per_sequence(op, n, t)}
     by_token = [t for n, t in mine.items() if t.dim() >= 3 or n == "tokens"]
     return next(iter(mine.values())).shape[0], by_token[0].shape[1] if by_token else 1
 
@@ -273,7 +275,7 @@ def reference_by_row(
     """Each result of the op's reference, run on one sequence at a time with its valid tokens only, as the
     reference runtime does, and a mask of its leading rows that are defined."""
     named = dict(zip(op.operands, operands, strict=True))
-    mine = {n: t for n, t in named.items() if t is not None and _per_sequence(op, n)}
+    mine = {n: t for n, t in named.items() if t is not None and _per_sequence(op, n, t)}
     batch, tokens = step_size(op, operands)
     n_valid = named.get("n_valid")
     counts = [tokens] * batch if n_valid is None else [min(int(n), tokens) for n in n_valid]

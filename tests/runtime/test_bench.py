@@ -94,6 +94,8 @@ def test_the_command(cli: Callable, compiled_tiny: Path) -> None:
         "rewright",
         "target",
         "numerics",
+        "kv",
+        "precision",
         "model",
         "compiled_for",
         "processor",
