@@ -30,6 +30,7 @@ from rewright.frontend.source import ModelSource
 from rewright.ir.graph import Graph
 from rewright.ir.layout import stored_bytes
 from rewright.ir.plan import Plan
+from rewright.ir.static_scales import StaticScales
 from rewright.ir.types import DType
 from rewright.ir.variant import Variant
 from rewright.passes.manager import PassOptions
@@ -62,12 +63,18 @@ class Planned:
     plan: Plan
 
 
-def plan_step(config: ModelConfig, context: int, batch: int, max_context: int | None = None) -> Planned:
+def plan_step(
+    config: ModelConfig,
+    context: int,
+    batch: int,
+    max_context: int | None = None,
+    static_scales: StaticScales | None = None,
+) -> Planned:
     """The decode step of `batch` sequences at up to `context` tokens; the state holds `max_context`."""
     source = open_config(config, max_context=max_context or context, max_batch=SLOTS)
     capacity = min(c for c in source.limits.capacities(config.index_topk) if c >= context)
     variant = Variant(1, batch, capacity)
-    graph = rewrite(source, variant, PassOptions()).graph
+    graph = rewrite(source, variant, PassOptions(), static_scales=static_scales).graph
     return Planned(source, graph, make_plan(graph, variant, TARGETS["sm80"]))
 
 

@@ -50,7 +50,8 @@ def _parts_of_logits(call: Call) -> Mapping[str, str]:
     return {mix.unit.results[0]: "hc_partials" for mix in call.each("hc_mix")}
 
 
-_NORMED = ("rms_norm", "quantize")
+_QUANTISED = ("quantize", "quantize_static")
+_NORMED = ("rms_norm", *_QUANTISED)
 
 START = _phase(
     "start", _slot("embed"), _slot("hc_expand", after=("embed",)), _slot("hc_mix", after=("hc_expand",))
@@ -62,7 +63,7 @@ SUBLAYER_IN = _phase(
     _slot("hc_split"),
     _slot("hc_collapse"),
     _slot("rms_norm", after=("hc_collapse",), optional=True),
-    _slot("quantize", after=("rms_norm",), optional=True),
+    _slot(*_QUANTISED, after=("rms_norm",), optional=True),
     _slot("linear", after=(*_NORMED, "hc_collapse"), many=True),
 )
 """The sub-block's input and every product of it (A: latent queries and keys, compressor rows, index
@@ -71,7 +72,7 @@ weights; G: gate logits and the shared expert's hidden row)."""
 NORMED_IN = _phase(
     "normed_in",
     _slot("rms_norm"),
-    _slot("quantize", after=("rms_norm",), optional=True),
+    _slot(*_QUANTISED, after=("rms_norm",), optional=True),
     _slot("linear", after=_NORMED, many=True),
 )
 """B: queries from the latent, for attention and for the index."""
@@ -94,8 +95,8 @@ ATTENTION = KernelDef(
 
 ATTN_OUT = _phase(
     "attn_out",
-    _slot("quantize", optional=True),
-    _slot("linear", after=("quantize",)),
+    _slot(*_QUANTISED, optional=True),
+    _slot("linear", after=_QUANTISED),
     _slot("hc_combine", after=("linear",)),
     _slot("hc_mix", after=("hc_combine",), optional=True),
 )
@@ -104,8 +105,8 @@ ATTN_OUT = _phase(
 EXPERTS_IN = _phase(
     "experts_in",
     _slot("swiglu"),
-    _slot("quantize", after=("swiglu",), optional=True),
-    _slot("linear", after=("swiglu", "quantize")),
+    _slot(*_QUANTISED, after=("swiglu",), optional=True),
+    _slot("linear", after=("swiglu", *_QUANTISED)),
     Slot(("route", "route_hash"), anywhere=True),
     Slot(
         ("expert_linear",), many=True, fits=lambda unit, members: members.maker(unit.operands[4]) is not None
@@ -116,8 +117,8 @@ EXPERTS_IN = _phase(
 EXPERTS_OUT = _phase(
     "experts_out",
     _slot("swiglu"),
-    _slot("quantize", after=("swiglu",), optional=True),
-    _slot("expert_linear", after=("swiglu", "quantize")),
+    _slot(*_QUANTISED, after=("swiglu",), optional=True),
+    _slot("expert_linear", after=("swiglu", *_QUANTISED)),
     _slot("expert_sum", after=("expert_linear",)),
     _slot("hc_combine", after=("expert_sum",)),
     _slot("hc_mix", after=("hc_combine",), optional=True),
@@ -168,14 +169,7 @@ def _single(op: str) -> KernelDef:
     )
 
 
-MISSING = ("quantize_static",)
-"""Ops that have no kernel: those here find the scales of a row as they quantise it."""
-
-SINGLE = tuple(
-    _single(name)
-    for name, op in registry().items()
-    if name not in MISSING and (op.composition is None or name in FUSED)
-)
-"""One kernel for every other op that is not taken apart."""
+SINGLE = tuple(_single(name) for name, op in registry().items() if op.composition is None or name in FUSED)
+"""One kernel for every op that is not taken apart."""
 
 KERNELS = (*PHASES, *SINGLE)

@@ -17,6 +17,8 @@ MOST_EXPERTS = 384
 MOST_CHOICES = 8
 """Experts of one token."""
 MATRIX_ALIGN = 128
+SCALE_BLOCK = 128
+"""Activations that share a scale."""
 DECODE_ROWS = 8
 """Tokens of a step that the streaming kernels take: columns of one matrix instruction."""
 
@@ -88,11 +90,19 @@ def _weight_dtype(call: Call) -> str | None:
     return None
 
 
-def _static_scales(call: Call) -> str | None:
+def _calibrated(call: Call) -> str | None:
+    """Of scales that were found as a row was quantised, one belongs to a block of that size anyway."""
     scale = call.operand("x_scale")
-    if call.operand("fixed") is None and (scale is None or len(scale.shape) > 1):
+    if call.operand("fixed") is not None:
+        block = call.attrs["block"]
+    elif scale is not None and len(scale.shape) == 1:
+        block = call.operands["x"].shape[-1] // scale.numel
+    else:
         return None
-    return "scales are calibrated: these kernels take those that are found as a row is quantised"
+    if block == SCALE_BLOCK:
+        return None
+    takes = f"these kernels take one for {SCALE_BLOCK} (calibrate --block)"
+    return f"a calibrated scale is for {block} values; {takes}"
 
 
 def _matrix(call: Call) -> str | None:
@@ -185,7 +195,7 @@ LIMITS = (
     Limit("keys", "keys stored as bf16 (--kv bf16)", _packed),
     Limit("activations", "bf16 activations", _dtype),
     Limit("weights", "weights in bf16, f32, e4m3 or e2m1", _weight_dtype),
-    Limit("scales", "scales of activations found as they are quantised", _static_scales),
+    Limit("scales", f"calibrated scales of {SCALE_BLOCK} values", _calibrated),
     Limit("matrix", f"matrices with scales of N and K, others of K, multiples of {MATRIX_ALIGN}", _matrix),
     Limit("head_dim", f"heads of {_either(HEAD_DIMS)}", _head_dim),
     Limit("heads", f"{FEWEST_HEADS} heads or more", _head_count),

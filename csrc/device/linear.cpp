@@ -8,10 +8,10 @@ namespace rewright {
 
 namespace {
 
-// The rows [first, first + count) of a tensor of rows.
+// The rows [first, first + count) of a tensor of rows; of scales that all rows share, those.
 Tensor rows_of(const Tensor& tensor, int64_t first, int64_t count, int64_t rows_each = 1) {
   Tensor part = tensor;
-  if (!tensor) return part;
+  if (!tensor || tensor.rank() == 1) return part;
   part.data = tensor.row<void>(first * rows_each);
   part.shape = {1, count};
   for (size_t axis = 2; axis < tensor.shape.size(); ++axis) part.shape.push_back(tensor.shape[axis]);
@@ -40,7 +40,8 @@ MatrixProductParams plain(DeviceSite& site, const Tensor& x, const Tensor& x_sca
   p.x_pitch = x.pitch;
   p.x_kind = x_scale ? 2 : element_of(site, x);
   p.x_scale = static_cast<const unsigned char*>(x_scale.data);
-  p.x_scale_pitch = x_scale.pitch;
+  p.x_scale_pitch = scales_pitch(x_scale);
+  site.require(!x_scale || x_scale.cols() * 128 == x.cols(), "codes have other scales than one for 128");
   p.weight = weight.data;
   p.kind = weight_kind(site, weight);
   p.n = static_cast<int>(weight.dim(-2));

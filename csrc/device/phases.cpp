@@ -61,7 +61,7 @@ std::vector<DeviceLaunch> sublayer_in(DeviceSite& site) {
   Parts parts(site);
   StreamBuilder build(site);
   const Part &split = parts.required({"hc_split"}), &collapse = parts.required({"hc_collapse"});
-  const Part *norm = parts.optional({"rms_norm"}), *quantize = parts.optional({"quantize"});
+  const Part *norm = parts.optional({"rms_norm"}), *quantize = parts.optional({"quantize", "quantize_static"});
   products(parts, build, build.streams(split, collapse, norm, quantize));
   parts.done();
   return build.launches();
@@ -71,7 +71,7 @@ std::vector<DeviceLaunch> normed_in(DeviceSite& site) {
   Parts parts(site);
   StreamBuilder build(site);
   const Part& norm = parts.required({"rms_norm"});
-  const Part* quantize = parts.optional({"quantize"});
+  const Part* quantize = parts.optional({"quantize", "quantize_static"});
   products(parts, build, build.row(norm.operands[0], &norm, quantize));
   parts.done();
   return build.launches();
@@ -80,7 +80,7 @@ std::vector<DeviceLaunch> normed_in(DeviceSite& site) {
 std::vector<DeviceLaunch> attn_out(DeviceSite& site) {
   Parts parts(site);
   StreamBuilder build(site);
-  const Part* quantize = parts.optional({"quantize"});
+  const Part* quantize = parts.optional({"quantize", "quantize_static"});
   const Part& linear = parts.required({"linear"});
   const int input = quantize             ? build.row(quantize->operands[0], nullptr, quantize)
                     : linear.present[1] ? build.codes(linear.operands[0], linear.operands[1])
@@ -96,7 +96,7 @@ std::vector<DeviceLaunch> experts_in(DeviceSite& site) {
   Parts parts(site);
   StreamBuilder build(site);
   const Part& swiglu = parts.required({"swiglu"});
-  const Part* quantize = parts.optional({"quantize"});
+  const Part* quantize = parts.optional({"quantize", "quantize_static"});
   const Part& down = parts.required({"linear"});
   build.product(down, build.gated(swiglu, quantize));
   build.route(parts.required({"route", "route_hash"}));
@@ -112,7 +112,7 @@ std::vector<DeviceLaunch> experts_out(DeviceSite& site) {
   Parts parts(site);
   StreamBuilder build(site);
   const Part& swiglu = parts.required({"swiglu"});
-  const Part* quantize = parts.optional({"quantize"});
+  const Part* quantize = parts.optional({"quantize", "quantize_static"});
   const Part &down = parts.required({"expert_linear"}), &sum = parts.required({"expert_sum"});
   const int input = build.gated(swiglu, quantize);
   build.experts(down, input);
@@ -138,11 +138,11 @@ std::vector<DeviceLaunch> head(DeviceSite& site) {
 
 void add_phases(DeviceRegistry& all) {
   all["sm80.start"] = {"embed + hc_expand + hc_mix", start};
-  all["sm80.sublayer_in"] = {"hc_split + hc_collapse + rms_norm? + quantize? + linear*", sublayer_in};
-  all["sm80.normed_in"] = {"rms_norm + quantize? + linear*", normed_in};
-  all["sm80.attn_out"] = {"quantize? + linear + hc_combine + hc_mix?", attn_out};
-  all["sm80.experts_in"] = {"swiglu + quantize? + linear + route|route_hash + expert_linear*", experts_in};
-  all["sm80.experts_out"] = {"swiglu + quantize? + expert_linear + expert_sum + hc_combine + hc_mix?", experts_out};
+  all["sm80.sublayer_in"] = {"hc_split + hc_collapse + rms_norm? + quantize|quantize_static? + linear*", sublayer_in};
+  all["sm80.normed_in"] = {"rms_norm + quantize|quantize_static? + linear*", normed_in};
+  all["sm80.attn_out"] = {"quantize|quantize_static? + linear + hc_combine + hc_mix?", attn_out};
+  all["sm80.experts_in"] = {"swiglu + quantize|quantize_static? + linear + route|route_hash + expert_linear*", experts_in};
+  all["sm80.experts_out"] = {"swiglu + quantize|quantize_static? + expert_linear + expert_sum + hc_combine + hc_mix?", experts_out};
   all["sm80.head"] = {"hc_head_split + hc_collapse + rms_norm? + linear", head};
 }
 

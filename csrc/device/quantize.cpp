@@ -9,23 +9,22 @@ namespace rewright {
 
 namespace {
 
-// codes and scales are those of `columns` values of each row of `like` in blocks.
+// codes and scales are those of `columns` values of each row of `like` in blocks; one row of scales may stand
+// for all.
 void require_codes(const DeviceSite& site, const Tensor& like, int64_t columns, int64_t block, const Tensor& codes,
-                   const Tensor& scales) {
+                   const Tensor& scales, bool shared = false) {
   std::vector<int64_t> shape = like.shape;
   site.require(!shape.empty() && block > 0 && columns % block == 0, "blocks do not divide a row");
   shape.back() = columns;
   site.require(codes.shape == shape, "the codes do not fit");
   shape.back() /= block;
+  if (shared) shape = {shape.back()};
   site.require(scales.shape == shape, "the scales do not fit");
 }
 
-std::vector<DeviceLaunch> quantize(DeviceSite& site) {
-  const Tensor &x = site.required(0), &codes = site.result(0), &scales = site.result(1);
-  const ColumnRange range = column_range(site, x.cols());
+QuantizeParams quantize_params(DeviceSite& site, const Tensor& x, const Tensor& codes, const Tensor& scales, const ColumnRange& range) {
   const int64_t block = site.integer("block");
   require_groups(site, {&x}, 2);
-  require_codes(site, x, range.stop - range.start, block, codes, scales);
   site.require(block <= kMostBlock && block % 2 == 0 && range.start % 2 == 0, "blocks are odd or too large");
   QuantizeParams p{};
   p.format = code_format(site, site.text("fmt", ""));
@@ -34,17 +33,35 @@ std::vector<DeviceLaunch> quantize(DeviceSite& site) {
   site.require(p.format == kE2M1Codes || codes.pitch % 2 == 0, "rows of codes are not aligned to 2 bytes");
   p.x = x.data;
   p.codes = codes.data;
-  p.scales = scales.data;
   p.x_pitch = x.pitch;
   p.codes_pitch = codes.pitch;
-  p.scales_pitch = scales.pitch;
   p.blocks = static_cast<int>(scales.cols());
   p.count = static_cast<long long>(row_count(site, x)) * p.blocks;
   site.require(p.count <= std::numeric_limits<int>::max(), "x is too large");
   p.block = static_cast<int>(block);
   p.start = range.start;
   p.element = element_of(site, x);
-  return {site.launch("quantize", blocks_of(p.count, 8), 256, p)};
+  return p;
+}
+
+DeviceLaunch launch_quantize(DeviceSite& site, const QuantizeParams& p) { return site.launch("quantize", blocks_of(p.count, 8), 256, p); }
+
+std::vector<DeviceLaunch> quantize(DeviceSite& site) {
+  const Tensor &x = site.required(0), &codes = site.result(0), &scales = site.result(1);
+  const ColumnRange range = column_range(site, x.cols());
+  require_codes(site, x, range.stop - range.start, site.integer("block"), codes, scales);
+  QuantizeParams p = quantize_params(site, x, codes, scales, range);
+  p.scales = scales.data;
+  p.scales_pitch = scales.pitch;
+  return {launch_quantize(site, p)};
+}
+
+std::vector<DeviceLaunch> quantize_static(DeviceSite& site) {
+  const Tensor &x = site.required(0), &fixed = site.required(1), &codes = site.result(0);
+  require_codes(site, x, x.cols(), site.integer("block"), codes, fixed, true);
+  QuantizeParams p = quantize_params(site, x, codes, fixed, {0, static_cast<int>(x.cols())});
+  p.fixed = static_cast<const unsigned char*>(fixed.data);
+  return {launch_quantize(site, p)};
 }
 
 std::vector<DeviceLaunch> dequantize(DeviceSite& site) {
@@ -85,6 +102,7 @@ std::vector<DeviceLaunch> dequantize(DeviceSite& site) {
 
 void add_quantize_kernels(DeviceRegistry& all) {
   all["sm80.quantize"] = {"quantize(x; fmt: str, block: int, dims: ints) -> (, scale)", quantize};
+  all["sm80.quantize_static"] = {"quantize_static(x, fixed; fmt: str, block: int) -> ()", quantize_static};
   all["sm80.dequantize"] = {"dequantize(codes, scale, base?; block: int, out: str, dims: ints) -> ()", dequantize};
 }
 

@@ -92,8 +92,9 @@ int StreamBuilder::given(const Tensor& x, bool grouped) {
 int StreamBuilder::codes(const Tensor& x, const Tensor& scale) {
   site_.require(x.dtype == DType::kF8E4M3 && scale.dtype == DType::kE8M0, "the input is not quantised");
   Input& input = add(kCodes, x, static_cast<int>(x.cols()), static_cast<int>(x.rows()));
+  site_.require(scale.cols() == (x.cols() + 127) / 128, "codes have other scales than one for 128");
   input.scale = static_cast<const unsigned char*>(scale.data);
-  input.scale_pitch = scale.pitch;
+  input.scale_pitch = scales_pitch(scale);
   return p_.inputs_count - 1;
 }
 
@@ -102,7 +103,18 @@ void StreamBuilder::quantised(Input& input, const Part* quantize) {
   if (quantize == nullptr) return;
   const bool fits = quantize->integer("block") == 128 && quantize->text("fmt") == "e4m3" && !quantize->attrs.contains("dims");
   site_.require(fits, "an input is quantised in another way than as e4m3 in blocks of 128");
-  const Tensor &to = quantize->results[0], &scale = quantize->results[1];
+  const Tensor& to = quantize->results[0];
+  if (quantize->op == "quantize_static") {
+    const Tensor& fixed = quantize->operands[1];
+    site_.require(fixed.data && fixed.dtype == DType::kE8M0 && fixed.count() * 128 == input.columns, "calibrated scales do not fit");
+    input.results.fixed = static_cast<const unsigned char*>(fixed.data);
+    if (to.data != nullptr) {
+      input.results.codes = static_cast<unsigned char*>(to.data);
+      input.results.codes_pitch = to.pitch;
+    }
+    return;
+  }
+  const Tensor& scale = quantize->results[1];
   if (to.data == nullptr) return;
   site_.require(scale.data != nullptr, "codes leave the launch without their scales");
   input.results.codes = static_cast<unsigned char*>(to.data);

@@ -61,6 +61,9 @@ class StreamBuilder {
   std::vector<std::pair<const void*, size_t>> choice_, early_;  // what launches read before they wait
 };
 
+// Bytes from one row's scales to the next's: none where calibrated ones serve all rows.
+inline int64_t scales_pitch(const Tensor& scales) { return scales.rank() == 1 ? 0 : scales.pitch; }
+
 // The format of a product with a weight, -1 where the streaming kernels have none.
 int stream_format(const Tensor& weight, bool quantised_input);
 

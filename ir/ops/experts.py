@@ -78,6 +78,7 @@ def _(gen: Examples):
     experts = gen.integers(-1, 5, 2, 3, 2)
     fp4 = (gen.e2m1(5, 48, 128), gen.e8m0(5, 48, 4))
     yield (gen.e4m3(2, 3, 128), gen.e8m0(2, 3, 1), *fp4, experts), {"out": "bf16"}
+    yield (gen.e4m3(2, 3, 128), gen.e8m0(1), *fp4, experts), {"out": "bf16"}
     yield (gen.e4m3(2, 3, 2, 128), gen.e8m0(2, 3, 2, 1), *fp4, experts), {"out": "bf16"}
     fp8 = (gen.e4m3(5, 48, 128), gen.e8m0(5, 1, 1))
     yield (gen.e4m3(2, 3, 128), gen.e8m0(2, 3, 1), *fp8, experts), {"out": "bf16"}

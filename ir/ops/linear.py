@@ -90,6 +90,7 @@ def _(gen: Examples):
     fp8 = (gen.e4m3(192, 256), gen.e8m0(2, 2))
     yield (gen.e4m3(2, 3, 256), gen.e8m0(2, 3, 2), *fp8), {"out": "bf16"}
     yield (gen.e4m3(2, 3, 256), gen.e8m0(8), *fp8), {"out": "bf16"}
+    yield (gen.e4m3(2, 3, 256), gen.e8m0(2), *fp8), {"out": "bf16"}
     yield (gen.randn(2, 3, 256), None, *fp8), {"out": "bf16"}
     yield (gen.randn(2, 3, 64), None, gen.randn(16, 64), None), {"out": "bf16"}
     yield (gen.randn(2, 3, 64), None, gen.randn(16, 64), None), {"out": "f32"}

@@ -19,9 +19,8 @@ from rewright.frontend.chat_constants import CHAT_CONSTANTS_NAME, read_chat_cons
 from rewright.frontend.kv_formats import PLAIN, KvFormats
 from rewright.frontend.numerics import Numerics
 from rewright.frontend.source import ModelSource
-from rewright.ir import ops
 from rewright.ir.derived import DerivedWeight
-from rewright.ir.errors import BadInput, Refused, UsageError
+from rewright.ir.errors import BadInput, UsageError
 from rewright.ir.graph import Graph
 from rewright.ir.line_edits import edit_script
 from rewright.ir.manifest import (
@@ -106,7 +105,6 @@ class CompileOptions:
             UsageError: limits that the model or the target's kernels do not have, numerics that static scales
                 do not go with.
             BadInput: static scales of another checkpoint.
-            Refused: static scales, of which the target's kernels know nothing.
         """
         source = ModelSource.open(
             path,
@@ -118,12 +116,6 @@ class CompileOptions:
         )
         if self.static_scales is not None:
             require_scales_fit(self.static_scales, source)
-            if ops.quantize_static.name not in target.ops:
-                raise Refused(
-                    f"kernels of target {target.name} find the scales of a row as they quantise it",
-                    where="--static-scales",
-                    fix="compile for --target host, or leave it out",
-                )
         return source
 
 

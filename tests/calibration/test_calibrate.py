@@ -240,7 +240,7 @@ def test_scales_go_with_their_checkpoint_and_numerics(
         (
             CompileOptions(target="sm80", max_context=128, static_scales=own),
             Refused,
-            "find the scales of a row",
+            "a calibrated scale is for 32 values",
         ),
     )
     for options, kind, reason in cases:

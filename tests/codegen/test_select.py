@@ -15,7 +15,6 @@ from rewright.codegen import units
 from rewright.codegen.flow import Flow
 from rewright.codegen.frontier import Frontier
 from rewright.codegen.kernel import Call, KernelDef, No, Ok, Slot, Verdict, abi_hash, signature
-from rewright.codegen.kernels.sm80 import MISSING
 from rewright.codegen.plan import make_plan
 from rewright.codegen.select import Selection, select
 from rewright.codegen.targets import TARGETS, Target
@@ -395,7 +394,7 @@ class TestSignatures:
         assert len(TARGETS[name].abi) == 64
         unfused = {op.name for op in registry().values() if op.composition is None}
         single = {k.covers[0].ops[0] for k in TARGETS[name].kernels if k.single}
-        assert unfused - set(MISSING if name == "sm80" else ()) <= single
+        assert unfused <= single
 
     def test_the_host_has_one_kernel_for_every_op(self) -> None:
         assert sorted(k.symbol for k in HOST.kernels) == sorted(f"host.{op}" for op in registry())

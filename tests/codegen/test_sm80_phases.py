@@ -250,11 +250,16 @@ def product(rows: int, columns: int, dtype: str = "bf16") -> Case:
     return Case("linear", operands, {"out": "bf16"})
 
 
-def codes_product() -> Case:
+def calibrated_product(block: int) -> Case:
     """Of codes that share one row of scales."""
-    weight = {"weight": "weight f8e4m3[128,128]", "scale": "weight e8m0[1,1]"}
-    operands = {"x": "input f8e4m3[1,1,128]", "x_scale": "weight e8m0[4]", **weight}
+    weight = {"weight": "weight f8e4m3[128,256]", "scale": "weight e8m0[1,2]"}
+    operands = {"x": "input f8e4m3[1,1,256]", "x_scale": f"weight e8m0[{256 // block}]", **weight}
     return Case("linear", operands, {"out": "bf16"})
+
+
+def calibrated_codes(block: int) -> Case:
+    operands = {"x": "input bf16[1,1,256]", "fixed": f"weight e8m0[{256 // block}]"}
+    return Case("quantize_static", operands, {"fmt": "e4m3", "block": block})
 
 
 def attention(heads: int, width: int, **packed: str) -> Case:
@@ -303,8 +308,9 @@ TAKES = [
     norm(), norm(weight="f32"), product(128, 128, "f8e4m3"), product(64, 128), product(3, 256, "f32"),
     *(attention(4, width) for width in (128, 256, 512)), rows_of_keys(512), score(128),
     streams(2), streams(4), mixed(2), mixed(4), routed(384, 8),
+    calibrated_product(128), calibrated_codes(128),
 ]  # fmt: skip
-CALIBRATED = "scales are calibrated: these kernels take those that are found as a row is quantised"
+CALIBRATED = "a calibrated scale is for {} values; these kernels take one for 128 (calibrate --block)"
 PACKED = "holds packed keys ({}); these kernels read bf16 only (--kv bf16)"
 REFUSES: dict[str, dict[str, Case]] = {
     "keys": {
@@ -313,7 +319,11 @@ REFUSES: dict[str, dict[str, Case]] = {
     },
     "activations": {"x is f32, not bf16": norm("f32"), "x is f16, not bf16": norm("f16")},
     "weights": {"weight weight is f16": norm(weight="f16"), "weight weight is f64": norm(weight="f64")},
-    "scales": {CALIBRATED: codes_product()},
+    "scales": {
+        CALIBRATED.format(32): calibrated_product(32),
+        CALIBRATED.format(256): calibrated_product(256),
+        CALIBRATED.format(64): calibrated_codes(64),
+    },
     "matrix": {
         "rows of 192 elements are no multiple of 128": product(128, 192),
         "192 rows of a matrix with scales are no multiple of 128": product(192, 128, "f8e4m3"),

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from device_takes import takes
 from one_launch import INPUTS, one_launch
-from tiny_plan import tiny_plan, tiny_source
+from tiny_plan import tiny_plan, tiny_scales, tiny_source
 from torch import Tensor
 from wide_calls import Operands, vector, wide_calls
 
@@ -49,7 +50,7 @@ def launch_cases() -> Iterator[LaunchCase]:
     """All of them; the smallest first."""
     for name in sorted(kernel.covers[0].ops[0] for kernel in SINGLE):
         for operands, attrs in registry()[name].example_calls(0):
-            if all(t is None or t.dtype not in (torch.float16, torch.int8) for t in operands):
+            if takes(registry()[name], operands):
                 yield from _alone(name, operands, attrs)
     for name, operands, attrs in (*wide_calls(Examples(7)), *_keys_calls(Examples(8))):
         yield from _alone(name, operands, registry()[name].bind_attrs(attrs))
@@ -57,6 +58,8 @@ def launch_cases() -> Iterator[LaunchCase]:
         yield _step("faithful", kind, batch)
     yield _step("bf16", "decode", 1)
     yield _step("bf16", "decode", 8)
+    yield _step("faithful", "decode", 1, calibrated=True)
+    yield _step("faithful", "decode", 8, calibrated=True)
     yield _step("faithful", "decode", 1, to="traced")
     yield _step("faithful", "chunk", 1, to="traced")
 
@@ -100,10 +103,13 @@ def _keys_calls(gen: Examples) -> Iterator[tuple[str, Operands, dict[str, Any]]]
         yield "index_topk", (scores, vector(35_999), vector(1)), {"ratio": 4, "k": 512}
 
 
-def _step(numerics: str, kind: str, batch: int, to: str | None = None) -> LaunchCase:
+def _step(
+    numerics: str, kind: str, batch: int, to: str | None = None, calibrated: bool = False
+) -> LaunchCase:
     """Steps of the example model. One of several sequences is masked, and the end of the last chunk."""
     source = tiny_source(numerics)
-    plan, weights = tiny_plan(source, kind, batch, PassOptions(to=to) if to else None)
+    scales = tiny_scales(source) if calibrated else None
+    plan, weights = tiny_plan(source, kind, batch, PassOptions(to=to) if to else None, scales)
     generator = torch.Generator().manual_seed(1)
     shape = (batch, plan.variant.tokens)
     steps = []
@@ -117,7 +123,9 @@ def _step(numerics: str, kind: str, batch: int, to: str | None = None) -> Launch
         steps.append(torch.cat([tokens.flatten(), pos, n_valid, slot]))
     arena = torch.full((plan.arena_bytes,), 0xFF, dtype=torch.uint8)
     state = torch.zeros(plan.state_bytes, dtype=torch.uint8)
-    title = f"{kind} step of {batch}, {numerics}{f', {to}' if to else ''}"
+    title = (
+        f"{kind} step of {batch}, {numerics}{f', {to}' if to else ''}{', calibrated' if calibrated else ''}"
+    )
     return LaunchCase(title, plan, weights, arena, state, tuple(steps))
 
 

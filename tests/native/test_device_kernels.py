@@ -6,17 +6,18 @@ op's results in their own format, not bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from device_results import compare
+from device_takes import Operands, has_other_blocks, has_packed_keys, takes
 from one_launch import one_launch, reference_by_row, valid_rows
-from torch import Tensor
 
 from rewright.codegen.kernels.sm80 import SINGLE
-from rewright.ir.op import registry
+from rewright.ir.graph import op_named
+from rewright.ir.op import Op, registry
 from rewright.runtime import _native
 
 OPS = sorted(k.covers[0].ops[0] for k in SINGLE if set(k.symbols) <= set(_native.device_kernels()))
@@ -48,19 +49,12 @@ def test_on_a_card(name: str, pad: bool, card: _native.Device) -> None:
     check(name, pad, card, "cuda")
 
 
-def supported(operands: Mapping[str, Tensor | None]) -> bool:
-    """Whether kernels of the target take the operands: neither halves, packed keys nor calibrated scales."""
-    dtypes = {t.dtype for t in operands.values() if t is not None}
-    scale = operands.get("x_scale")
-    return not dtypes & {torch.float16, torch.int8} and (scale is None or scale.dim() > 1)
-
-
 def check(name: str, pad: bool, device: _native.Device, where: str) -> None:
     op = registry()[name]
     calls = 0
     for seed in range(2):
         for operands, attrs in op.example_calls(seed):
-            if not supported(dict(zip(op.operands, operands, strict=True))):
+            if not takes(op, operands):
                 continue
             calls += 1
             expected = reference_by_row(op, operands, attrs)
@@ -72,18 +66,25 @@ def check(name: str, pad: bool, device: _native.Device, where: str) -> None:
     assert calls
 
 
+def refusing(emulation: _native.Device, concerned: Callable[[Op, Operands], bool]) -> set[str]:
+    """Ops with examples that are concerned, all of which no launch can be made of."""
+    refused = set()
+    for op in map(op_named, OPS):
+        for operands, attrs in op.example_calls(0):
+            if concerned(op, operands):
+                with pytest.raises(_native.PlanError):
+                    one_launch(op, operands, attrs, target="sm80").run_on(emulation, "cpu")
+                refused.add(op.name)
+    return refused
+
+
 def test_packed_keys_are_refused(emulation: _native.Device) -> None:
     """What the compiler refuses is no plan for these kernels either."""
-    refused = set()
-    for name in OPS:
-        op = registry()[name]
-        for operands, attrs in op.example_calls(0):
-            if all(t is None or t.dtype != torch.int8 for t in operands):
-                continue
-            with pytest.raises(_native.PlanError):
-                one_launch(op, operands, attrs, target="sm80").run_on(emulation, "cpu")
-            refused.add(name)
-    assert refused == {
+    assert refusing(emulation, has_packed_keys) == {
         "attention", "compress_write", "entry_write", "index_score", "index_select", "kv_write", "ring_write",
         "sparse_attention",
     }  # fmt: skip
+
+
+def test_scales_of_other_blocks_are_refused(emulation: _native.Device) -> None:
+    assert refusing(emulation, has_other_blocks) == {"linear"}

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from plan_steps import PlanSteps, Written
-from tiny_plan import tiny_plan, tiny_source
+from tiny_plan import tiny_plan, tiny_scales, tiny_source
 
 from rewright.runtime import _native
 
 STEPS = [("decode", 1), ("decode", 2), ("decode", 8), ("chunk", 1), ("score", 1)]
+MODELS = ["faithful", "calibrated", "bf16"]
+"""Numerics; faithful ones with calibrated scales too."""
 
 # Largest difference relative to a value's largest element: f32 in sums of another order; bf16 and codes by
 # one step where a sum lies at the edge of two, which few elements do. A product of a row that its launch
@@ -20,23 +22,25 @@ F32, F32_BEHIND_ROUNDING, BF16, MOST_CODES = 2e-6, 2e-3, 2**-7, 0.01
 
 
 @pytest.mark.parametrize(("kind", "batch"), STEPS)
-@pytest.mark.parametrize("numerics", ["faithful", "bf16"])
-def test_emulated(numerics: str, kind: str, batch: int) -> None:
-    check(numerics, kind, batch, _native.open_emulation(4), "cpu")
+@pytest.mark.parametrize("model", MODELS)
+def test_emulated(model: str, kind: str, batch: int) -> None:
+    check(model, kind, batch, _native.open_emulation(4), "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kind", "batch"), STEPS)
-@pytest.mark.parametrize("numerics", ["faithful", "bf16"])
-def test_on_a_card(numerics: str, kind: str, batch: int) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_on_a_card(model: str, kind: str, batch: int) -> None:
     kernels = Path(_native.__file__).parent / "kernels"
     card = _native.open_cuda(0, sorted(map(str, kernels.glob("*.fatbin"))))
-    check(numerics, kind, batch, card, "cuda")
+    check(model, kind, batch, card, "cuda")
 
 
-def check(numerics: str, kind: str, batch: int, device: _native.Device, where: str) -> None:
-    source = tiny_source(numerics)
-    plan, weights = tiny_plan(source, kind, batch)
+def check(model: str, kind: str, batch: int, device: _native.Device, where: str) -> None:
+    calibrated = model == "calibrated"
+    source = tiny_source("faithful" if calibrated else model)
+    plan, weights = tiny_plan(source, kind, batch, static_scales=tiny_scales(source) if calibrated else None)
+    assert calibrated == any(part.op == "quantize_static" for made in plan.launches for part in made.parts)
     variant = plan.variant
     steps = PlanSteps(plan, weights, device, where)
     steps.set_width(source.config.hc_mult * source.config.hidden_size)

@@ -1,7 +1,7 @@
 // Block quantisation with power-of-two scales, and its inverse, one op a launch.
 //
-// quantize: codes and one e8m0 scale for each block of a range of the last axis; a warp a block, 8 blocks of
-// values a thread block. dequantize: code times scale, exact in bf16, the values around the range taken from
+// quantize: codes and one e8m0 scale for each block of a range of the last axis, or codes by calibrated
+// scales; a warp a block, 8 blocks of values a thread block. dequantize: code times scale, exact in bf16, the values around the range taken from
 // `base`; a thread block a row. Bound by memory.
 #include "quantize.cuh"
 

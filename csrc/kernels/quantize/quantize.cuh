@@ -14,10 +14,9 @@ struct BlockScale {
   u32 code;
   float up, down;
 };
+DEVICE BlockScale scale_of(u32 code) { return {code, e8m0_to_float(code), __uint_as_float((254u - code) << 23)}; }
 DEVICE BlockScale block_scale(float amax, int format) {
-  const u32 code =
-      format == kE2M1Codes ? scale_code(amax, 1.f / 6.f, 0x1.8p-124f) : scale_code(amax, 1.f / 448.f, 1e-4f);
-  return {code, e8m0_to_float(code), __uint_as_float((254u - code) << 23)};
+  return scale_of(format == kE2M1Codes ? scale_code(amax, 1.f / 6.f, 0x1.8p-124f) : scale_code(amax, 1.f / 448.f, 1e-4f));
 }
 
 // A scaled value within the range of the format: products with `down` are exact, so nothing is rounded twice.
@@ -50,11 +49,12 @@ DEVICE BlockPairs load_block(int block, Load load) {
   return pairs;
 }
 
-// Codes of a block -> codes[block] (e2m1: two a byte); returns the code of its scale, to every lane.
+// Codes of a block -> codes[block] (e2m1: two a byte); returns the code of its scale, to every lane. With
+// `fixed` that is its scale, and values beyond its range become the largest.
 template <typename Load>
-DEVICE u32 quantize_block(int block, int format, Load load, void* codes) {
+DEVICE u32 quantize_block(int block, int format, Load load, void* codes, const u8* fixed = nullptr) {
   const BlockPairs pairs = load_block(block, load);
-  const BlockScale scale = block_scale(largest_magnitude(pairs), format);
+  const BlockScale scale = fixed ? scale_of(*fixed) : block_scale(largest_magnitude(pairs), format);
   UNROLL for (int i = 0; i < 2; ++i) {
     const int pair = lane_id() + 32 * i;
     const u32 low = code_of(into_range(pairs.v[i].x, scale, format), format);
@@ -85,8 +85,8 @@ DEVICE void quantize_row_block(const QuantizeParams& p, i64 row, int at) {
   const int first = (p.start + at * p.block) / 2, element = p.element;
   u8* codes = (u8*)row_of(p.codes, row, p.codes_pitch) + (p.format == kE2M1Codes ? at * p.block / 2 : at * p.block);
   const auto load = [x, first, element](int pair) { return load_pair(x, first + pair, element); };
-  const u32 code = quantize_block(p.block, p.format, load, codes);
-  if (lane_id() == 0) ((u8*)row_of(p.scales, row, p.scales_pitch))[at] = (u8)code;
+  const u32 code = quantize_block(p.block, p.format, load, codes, p.fixed ? p.fixed + at : nullptr);
+  if (p.fixed == nullptr && lane_id() == 0) ((u8*)row_of(p.scales, row, p.scales_pitch))[at] = (u8)code;
 }
 
 }  // namespace rewright

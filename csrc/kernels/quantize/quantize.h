@@ -10,7 +10,8 @@ constexpr int kMostBlock = 128;
 
 struct QuantizeParams {
   const void* x;         // [rows, ..]
-  void *codes, *scales;  // [rows, blocks * block] of the format, e8m0 [rows, blocks]
+  void *codes, *scales;  // [rows, blocks * block] of the format, e8m0 [rows, blocks]; no scales with `fixed`
+  const unsigned char* fixed;  // e8m0 [blocks], calibrated; null: scales are found by the largest values
   long long x_pitch, codes_pitch, scales_pitch, count;  // count: rows * blocks
   int blocks, block, start, element, format;            // start: first column of x that is quantised
 };

@@ -104,11 +104,18 @@ DEVICE void put_back_coefficients(const Input& p, int row, float logit) {
 }
 
 // Codes of eight bf16 values whose block of 128 is spread over 16 lanes -> fp16 values and codes.
-DEVICE void quantise_eight(const Eight& e, int k, const Prepared& to, int row) {
-  float amax = 0.f;
-  UNROLL for (int i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(e.v[i]));
-  UNROLL for (int d = 8; d; d >>= 1) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, d));
-  const u32 exponent = scale_code(amax, 1.f / kE4m3Most, 1e-4f);
+DEVICE void quantise_eight(Eight e, int k, const Prepared& to, int row) {
+  u32 exponent;
+  if (to.fixed) {  // (the same for all threads)
+    exponent = to.fixed[k >> 7];
+    const float most = kE4m3Most * e8m0_to_float(exponent);
+    UNROLL for (int i = 0; i < 8; ++i) e.v[i] = fminf(fmaxf(e.v[i], -most), most);
+  } else {
+    float amax = 0.f;
+    UNROLL for (int i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(e.v[i]));
+    UNROLL for (int d = 8; d; d >>= 1) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, d));
+    exponent = scale_code(amax, 1.f / kE4m3Most, 1e-4f);
+  }
   const float inverse = __uint_as_float((254u - exponent) << 23);
   // 2^-8 times a bf16 value is an fp16 value where it is a normal one, and a code's 2^-8 fold is the fp16 of
   // three bits' mantissa: one rounding, of two at once. No value exceeds 448 times the scale.
@@ -147,9 +154,17 @@ DEVICE void put(const Eight& e, bool mine, int k, const Prepared& to, int row) {
   if (to.bf16 && mine) store_bf16((char*)to.bf16 + row * to.bf16_pitch, k, e);
   if (to.values || to.codes) {  // (the same for all threads; the quantisation shuffles)
     Prepared target = to;
-    if (!mine) target = Prepared{};
+    if (!mine) {
+      target = Prepared{};
+      target.fixed = to.fixed;
+    }
     quantise_eight(e, k, target, row);
   }
+}
+
+// Calibrated scales of a row fill a line or two, for which one thread asks.
+DEVICE void ask_fixed(const Input& p) {
+  if (p.results.fixed && (int)threadIdx.x < (p.columns / 128 + 127) / 128) prefetch(p.results.fixed + threadIdx.x * 128);
 }
 
 // Each of the following makes rows of one kind of input, eight values a piece, kPieces of them asked for at
@@ -200,6 +215,7 @@ struct Gated {
       gate[n] = *(const uint4*)((const char*)p.x + row * p.x_pitch + k * 2);
       up[n] = *(const uint4*)((const char*)p.up + row * p.up_pitch + k * 2);
     }
+    if (base == 0) ask_fixed(p);
     route = p.route && count == 1 ? p.route[first] : 1.f;
   }
   DEVICE void finish(const Input& p, int first, int count, const Prepared& to, const float* routes = nullptr) {
@@ -255,6 +271,7 @@ struct Row {
   DEVICE void ask(const Input& p, int row) {
     if (kStreamed) logits.ask(p, row);
     ask_values(p, row, 0);
+    ask_fixed(p);
     if (p.gamma == nullptr || p.gamma_f32) return;
     UNROLL for (int n = 0; n < kPieces; ++n) {
       const int i = threadIdx.x + n * kWarps * 32;

@@ -42,10 +42,12 @@ struct Segment {
   short begins[kMostWarps + 4];  // of slice s of a tile's blocks; the slice ends where the next begins
 };
 
-// Where the rows of an input go: any may be null. `values` are fp16 codes times 2^-8 with `exponents`.
+// Where the rows of an input go: any may be null. `values` are fp16 codes times 2^-8 with `exponents`. These
+// are found by the row's largest values, or are the `fixed` ones, calibrated and the same for all rows.
 struct Prepared {
   unsigned short *bf16, *values;
   unsigned char *exponents, *codes;
+  const unsigned char* fixed;
   long long bf16_pitch, values_pitch, exponents_pitch, codes_pitch;  // bytes
 };
 
