@@ -10,7 +10,7 @@ namespace rewright {
 class DeviceProgram {
  public:
   // `memory` and `inputs` (i32: ids [B,T], then pos, n_valid and slot [B] each) are addresses on the card
-  // that outlive the program. Throws PlanError or DeviceError.
+  // that outlive the program; weights are there already. Throws PlanError or DeviceError.
   DeviceProgram(const Plan& plan, const Memory& memory, const int32_t* inputs, Device& device);
   DeviceProgram(const DeviceProgram&) = delete;
   DeviceProgram& operator=(const DeviceProgram&) = delete;

@@ -24,6 +24,7 @@ struct Api {
   Result (*memory_alloc)(uint64_t*, size_t);
   Result (*memory_free)(uint64_t);
   Result (*memory_write)(uint64_t, const void*, size_t);
+  Result (*memory_read)(void*, uint64_t, size_t);
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
   Result (*function_value)(int*, int, void*);
   Result (*memory_zero)(uint64_t, unsigned char, size_t, void*);
@@ -64,6 +65,7 @@ const Api& api() {
     resolve(found.memory_alloc, "cuMemAlloc_v2");
     resolve(found.memory_free, "cuMemFree_v2");
     resolve(found.memory_write, "cuMemcpyHtoD_v2");
+    resolve(found.memory_read, "cuMemcpyDtoH_v2");
     resolve(found.launch, "cuLaunchKernel");
     resolve(found.function_value, "cuFuncGetAttribute");
     resolve(found.memory_zero, "cuMemsetD8Async");
@@ -143,6 +145,10 @@ class Cuda : public Device {
     std::shared_ptr<void> held(reinterpret_cast<void*>(address), [](void* p) { api().memory_free(reinterpret_cast<uint64_t>(p)); });
     require(api().memory_write(address, data, bytes), "the parameters of a launch cannot be copied");
     return held;
+  }
+
+  void download(void* data, const void* from, size_t bytes) override {
+    require(api().memory_read(data, reinterpret_cast<uint64_t>(from), bytes), "calibrated scales cannot be copied from the card");
   }
 
   void launch(const DeviceLaunch& launch, uintptr_t stream) override {

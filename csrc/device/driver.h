@@ -50,6 +50,8 @@ class Device {
   virtual Function function(const std::string& name, unsigned shared_bytes, unsigned params_bytes) = 0;
   // A copy of `bytes` bytes in the card's memory, freed with the last reference; what `launch` reads.
   virtual std::shared_ptr<void> upload(const void* data, size_t bytes) = 0;
+  // Bytes of the card's memory that are complete before the call.
+  virtual void download(void* data, const void* from, size_t bytes) = 0;
   virtual void launch(const DeviceLaunch& launch, uintptr_t stream) = 0;
 
   // Bytes of shared memory of a multiprocessor, one kilobyte less for each block on it.

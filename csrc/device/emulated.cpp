@@ -35,6 +35,8 @@ class Emulation : public Device {
     return held;
   }
 
+  void download(void* data, const void* from, size_t bytes) override { std::memcpy(data, from, bytes); }
+
   void launch(const DeviceLaunch& launch, uintptr_t) override {
     try {
       emulation::run_grid(reinterpret_cast<emulation::KernelFunction>(launch.function.handle), launch.params.data(), launch.grid,

@@ -106,8 +106,10 @@ void StreamBuilder::quantised(Input& input, const Part* quantize) {
   const Tensor& to = quantize->results[0];
   if (quantize->op == "quantize_static") {
     const Tensor& fixed = quantize->operands[1];
-    site_.require(fixed.data && fixed.dtype == DType::kE8M0 && fixed.count() * 128 == input.columns, "calibrated scales do not fit");
-    input.results.fixed = static_cast<const unsigned char*>(fixed.data);
+    const bool fits = fixed.data && fixed.dtype == DType::kE8M0 && fixed.count() * 128 == input.columns && fixed.count() <= kMostFixed;
+    site_.require(fits, "calibrated scales do not fit");
+    input.calibrated = 1;
+    site_.device->download(input.fixed, fixed.data, static_cast<size_t>(fixed.count()));
     if (to.data != nullptr) {
       input.results.codes = static_cast<unsigned char*>(to.data);
       input.results.codes_pitch = to.pitch;

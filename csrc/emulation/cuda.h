@@ -165,7 +165,6 @@ namespace rewright {
 inline uint4 load_stream(const void* p) { return *static_cast<const uint4*>(p); }
 inline void copy_async(void* shared, const void* global) { std::memcpy(shared, global, 16); }
 inline void copy_async_word(void* shared, const void* global) { std::memcpy(shared, global, 4); }
-inline void prefetch(const void*) {}
 inline void copy_commit() {}
 template <int N>
 void copy_wait() {}

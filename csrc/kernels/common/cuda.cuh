@@ -48,8 +48,6 @@ DEVICE void copy_async(void* shared, const void* global) {
 DEVICE void copy_async_word(void* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
-// Asks for the line of an address, so that a later load finds it near.
-DEVICE void prefetch(const void* global) { asm volatile("prefetch.global.L1 [%0];" ::"l"(global)); }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N of this thread's groups are under way.
 template <int N>

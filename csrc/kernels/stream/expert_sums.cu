@@ -114,7 +114,6 @@ DEVICE void expert_sums(const StreamLaunch& launch) {
   }
   if (kOne) {
     Prepared to{};
-    to.fixed = in.results.fixed;
     u16* values = (u16*)(shared + in.shared_offset);
     if (in.quantised) {
       to.values = values;

@@ -104,10 +104,10 @@ DEVICE void put_back_coefficients(const Input& p, int row, float logit) {
 }
 
 // Codes of eight bf16 values whose block of 128 is spread over 16 lanes -> fp16 values and codes.
-DEVICE void quantise_eight(Eight e, int k, const Prepared& to, int row) {
+DEVICE void quantise_eight(Eight e, int k, const Input& p, const Prepared& to, int row) {
   u32 exponent;
-  if (to.fixed) {  // (the same for all threads)
-    exponent = to.fixed[k >> 7];
+  if (p.calibrated) {
+    exponent = p.fixed[k >> 7];
     const float most = kE4m3Most * e8m0_to_float(exponent);
     UNROLL for (int i = 0; i < 8; ++i) e.v[i] = fminf(fmaxf(e.v[i], -most), most);
   } else {
@@ -149,22 +149,14 @@ DEVICE Eight load_gamma(const void* gamma, int f32, int k) {
   return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
 }
 
-// Where a piece goes: bf16, and quantised. Whole warps take part; `mine` is false beyond the row's end.
-DEVICE void put(const Eight& e, bool mine, int k, const Prepared& to, int row) {
+// Where a piece of an input goes: bf16, and quantised. Whole warps take part; `mine` is false beyond the row's end.
+DEVICE void put(const Eight& e, bool mine, int k, const Input& p, const Prepared& to, int row) {
   if (to.bf16 && mine) store_bf16((char*)to.bf16 + row * to.bf16_pitch, k, e);
   if (to.values || to.codes) {  // (the same for all threads; the quantisation shuffles)
     Prepared target = to;
-    if (!mine) {
-      target = Prepared{};
-      target.fixed = to.fixed;
-    }
-    quantise_eight(e, k, target, row);
+    if (!mine) target = Prepared{};
+    quantise_eight(e, k, p, target, row);
   }
-}
-
-// Calibrated scales of a row fill a line or two, for which one thread asks.
-DEVICE void ask_fixed(const Input& p) {
-  if (p.results.fixed && (int)threadIdx.x < (p.columns / 128 + 127) / 128) prefetch(p.results.fixed + threadIdx.x * 128);
 }
 
 // Each of the following makes rows of one kind of input, eight values a piece, kPieces of them asked for at
@@ -215,7 +207,6 @@ struct Gated {
       gate[n] = *(const uint4*)((const char*)p.x + row * p.x_pitch + k * 2);
       up[n] = *(const uint4*)((const char*)p.up + row * p.up_pitch + k * 2);
     }
-    if (base == 0) ask_fixed(p);
     route = p.route && count == 1 ? p.route[first] : 1.f;
   }
   DEVICE void finish(const Input& p, int first, int count, const Prepared& to, const float* routes = nullptr) {
@@ -235,7 +226,7 @@ struct Gated {
           e.v[j] = y * weight;
         }
         round_bf16(e);
-        put(e, i < all, i % per_row * 8, to, first + i / per_row);
+        put(e, i < all, i % per_row * 8, p, to, first + i / per_row);
         UNROLL for (int m = 0; m + 1 < kPieces; ++m) {  // the next piece moves up: one copy of the code serves all
           gate[m] = gate[m + 1];
           up[m] = up[m + 1];
@@ -271,7 +262,6 @@ struct Row {
   DEVICE void ask(const Input& p, int row) {
     if (kStreamed) logits.ask(p, row);
     ask_values(p, row, 0);
-    ask_fixed(p);
     if (p.gamma == nullptr || p.gamma_f32) return;
     UNROLL for (int n = 0; n < kPieces; ++n) {
       const int i = threadIdx.x + n * kWarps * 32;
@@ -346,7 +336,7 @@ struct Row {
         UNROLL for (int j = 0; j < 8; ++j) e.v[j] = factor.v[j] * (e.v[j] * scale);
         round_bf16(e);
       }
-      put(e, i < pieces, k, to, row);
+      put(e, i < pieces, k, p, to, row);
       UNROLL for (int m = 0; m + 1 < kPieces; ++m) {
         value[m] = value[m + 1];
         gamma[m] = gamma[m + 1];

@@ -177,7 +177,6 @@ DEVICE void stream(const StreamLaunch& launch) {
     const auto target_of = [&](const Input& in) {
       if (aside) return in.results;
       Prepared target{};
-      target.fixed = in.results.fixed;
       u16* bf16 = (u16*)(shared + in.shared_offset);
       if (in.bf16) target.bf16 = bf16;
       if (in.quantised) {

@@ -7,6 +7,7 @@
 namespace rewright {
 
 constexpr int kMostWarps = 12;  // of a block
+constexpr int kMostFixed = 128;  // calibrated scales of an input
 constexpr int kMostSegments = 8, kMostInputs = 3, kMostTokens = 8, kMostChoices = 8;
 constexpr int kMostPairs = kMostTokens * kMostChoices;
 constexpr int kSlotBytes = 2048 + 128;  // one block: 2 KB of codes, and its scales
@@ -42,12 +43,10 @@ struct Segment {
   short begins[kMostWarps + 4];  // of slice s of a tile's blocks; the slice ends where the next begins
 };
 
-// Where the rows of an input go: any may be null. `values` are fp16 codes times 2^-8 with `exponents`. These
-// are found by the row's largest values, or are the `fixed` ones, calibrated and the same for all rows.
+// Where the rows of an input go: any may be null. `values` are fp16 codes times 2^-8 with `exponents`.
 struct Prepared {
   unsigned short *bf16, *values;
   unsigned char *exponents, *codes;
-  const unsigned char* fixed;
   long long bf16_pitch, values_pitch, exponents_pitch, codes_pitch;  // bytes
 };
 
@@ -84,6 +83,10 @@ struct Input {
   Prepared staged;            // of launches of several tokens: the products' operands
   int shared_offset, shared_exponents;  // of launches of one token: theirs in shared memory, bytes
   int bf16, quantised;        // which of them the products read
+  // Calibrated scales, e8m0 per 128, the same for all rows; else scales are found by a row's largest values.
+  // They lie here and not in the artifact's memory, from where they would come a microsecond later.
+  int calibrated;
+  unsigned char fixed[kMostFixed];
 };
 
 // Experts of every token.
