@@ -9,13 +9,16 @@
 #   TORCH=2.12.0        another torch release than the one in constraints.txt
 #   TORCH=path/to.whl   a torch wheel
 #   TORCH=installed     the torch that PYTHON has already
-# More pytest options: make test PYTEST="-k graph -x"
+# Options of the tests:
+#   JOBS=4              so many at a time, one core and a gigabyte of memory each; 2 by default
+#   PYTEST="-k graph"   more options of pytest
 
 VENV := .venv
 BIN := $(VENV)/bin
 -include $(VENV)/options.mk
 PYTHON ?= $(or $(VENV_PYTHON),python3)
 TORCH ?= $(VENV_TORCH)
+JOBS ?= 2
 PYTEST ?=
 
 MODEL := examples/tiny-v4
@@ -26,6 +29,8 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 # The requirements of one optional group, read from pyproject.toml: asking pip for `.[group]` instead
 # would build the package once more for each group.
 GROUP = $(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")'
+# The tests of a file stay together: what they share is made once.
+RUN_TESTS = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -43,10 +48,10 @@ demo: $(VENV)/package
 	$(BIN)/rewright generate $(OUT) -p "In the beginning God created" --temperature 0 --max-new-tokens 48
 
 test: $(VENV)/package $(VENV)/test
-	$(BIN)/python -m pytest -m "not full and not gpu" $(PYTEST)
+	$(RUN_TESTS) -m "not full and not gpu" $(PYTEST)
 
 test-full: $(VENV)/package $(VENV)/test
-	$(BIN)/python -m pytest -m "not gpu" $(PYTEST)
+	$(RUN_TESTS) -m "not gpu" $(PYTEST)
 
 # The contracts are checked on the installed package, the only place where it lies whole.
 lint: $(VENV)/package $(VENV)/dev
