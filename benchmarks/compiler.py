@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
+from origin import origin
 
 import rewright
 from rewright.compiler import CompileOptions, rewrite_all
@@ -187,14 +185,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder))
     record = {
-        "date": date.today().isoformat(),
-        "command": "python benchmarks/compiler.py",
-        "machine": {"architecture": platform.machine(), "cores": os.cpu_count(), "card": None},
-        "versions": {
-            "rewright": rewright.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        **origin("compiler"),
         "own_peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
         "rows": rows,
     }

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
+from origin import origin
 
 import rewright
 from rewright.runtime.load import Artifact
@@ -85,15 +82,7 @@ def main() -> None:
         measured = json.loads(command("bench", str(out), *BENCH, "--threads", str(threads)))
         held = memory(out)
     record: dict[str, Any] = {
-        "benchmark": "host",
-        "date": date.today().isoformat(),
-        "command": f"python benchmarks/host.py --threads {threads}",
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "rewright": rewright.__version__,
-        },
+        **origin("host", f"--threads {threads}"),
         "memory": held,
         **measured,
     }

@@ -13,18 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
+from origin import origin
 
-import rewright
 from rewright.compiler import CompileOptions, compile_model
 from rewright.frontend.kv_formats import parse_kv
 from rewright.frontend.numerics import Numerics
@@ -32,7 +30,6 @@ from rewright.frontend.source import ModelSource
 from rewright.ir.kv_memory import key_memory
 from rewright.passes.manager import PassOptions
 from rewright.rewriting import rewrite
-from rewright.runtime import _native
 from rewright.runtime.engine import Engine
 from rewright.runtime.load import Artifact
 from rewright.runtime.score import encode_texts, load_texts
@@ -146,14 +143,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         engines = compiled(Path(folder))
         record = {
-            "date": date.today().isoformat(),
-            "command": "python benchmarks/kv_formats.py",
-            "versions": {
-                "rewright": rewright.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "vector": _native.vector_name(),
-            },
+            **origin("kv_formats"),
             "model": "quality and speed: examples/tiny-v4; memory: examples/configs/v4-flash.json",
             "prompt": PROMPT,
             "new": NEW,

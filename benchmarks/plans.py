@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
+from origin import origin
 
-import rewright
 from rewright.codegen.memory_table import MemoryTable, memory_table, render
 from rewright.codegen.plan import make_plan
 from rewright.codegen.targets import TARGETS
@@ -141,14 +138,8 @@ def main() -> None:
     assert first is not None
     phases = show_phases(*first)
     record = {
-        "date": date.today().isoformat(),
-        "command": "python benchmarks/plans.py",
+        **origin("plans"),
         "model": "examples/configs/v4-flash.json, faithful, all passes, chunk 128, one sequence",
-        "versions": {
-            "rewright": rewright.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
         "rows": rows,
         "phases of a decode step": phases,
     }

@@ -12,18 +12,14 @@ import argparse
 import itertools
 import json
 import math
-import platform
 import subprocess
 import sys
 import tempfile
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
+from origin import origin
 from outlier_model import FACTOR, largest_channels, write_outlier_model
-
-import rewright
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "examples" / "tiny-v4"
@@ -92,11 +88,7 @@ def main() -> None:
         print("\n".join(table(results)))
     if given.out is not None:
         record = {
-            "benchmark": "precision",
-            "date": date.today().isoformat(),
-            "command": "python benchmarks/precision.py",
-            "host": platform.machine(),
-            "versions": {"rewright": rewright.__version__, "torch": torch.__version__},
+            **origin("precision"),
             "factor": FACTOR,
             "channels": channels,
             "nll": found,

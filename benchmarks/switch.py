@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
+from origin import origin
 
 import rewright
-from rewright.runtime import _native
 from rewright.runtime.engine import Engine
 from rewright.runtime.load import Artifact
 from rewright.runtime.threads import thread_count
@@ -114,16 +111,7 @@ def main() -> None:
             alone[precision] = milliseconds([s for _ in range(PASSES) for s in decode(engine, ids, None)[1]])
         sizes = growth(low, both)
     record: dict[str, Any] = {
-        "benchmark": "switch",
-        "date": date.today().isoformat(),
-        "command": f"python benchmarks/switch.py --threads {threads}",
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "rewright": rewright.__version__,
-        },
-        "vector": _native.vector_name(),
+        **origin("switch", f"--threads {threads}"),
         "threads": threads,
         "tokens": TOKENS,
         "switch_every": EVERY,

@@ -35,10 +35,11 @@ from rewright.cli.bench_model import (
     Target,
 )
 from rewright.cli.bench_place import begin_peak, ceiling_of, describe, peak_memory, place_of
-from rewright.cli.bench_plot import Plot, check_plot, draw
+from rewright.cli.bench_plot import Plot, draw
 from rewright.cli.bench_stages import Stages, Trace, check_trace, render_profile, write_trace
 from rewright.cli.bench_table import render_csv, render_markdown
 from rewright.cli.execution import Precision, PrecisionOption, Threads, open_engine
+from rewright.cli.picture import check_plot
 from rewright.ir.errors import UsageError
 
 if TYPE_CHECKING:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rewright.cli import output
-from rewright.ir.errors import MachineError, UsageError
+from rewright.cli.picture import open_pyplot, save
 
 if TYPE_CHECKING:
     from rewright.cli.bench_compare import Earlier
@@ -21,30 +18,6 @@ Plot = Annotated[
     Path | None,
     typer.Option("--plot", metavar="FILE", help="Draw the results into a .png or .svg; needs matplotlib."),
 ]
-
-_SUFFIXES = (".png", ".svg")
-
-
-def check_plot(path: Path) -> None:
-    """Refuse, before anything is measured, a picture that cannot be drawn.
-
-    Raises:
-        UsageError: of another kind, or no place for a file.
-        MachineError: matplotlib is not installed.
-    """
-    where = f"--plot {path}"
-    if path.suffix not in _SUFFIXES:
-        raise UsageError(
-            f"{path.suffix or 'no suffix'} is neither .png nor .svg", where=where, fix="name out.png"
-        )
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError("is no place for a file", where=where, fix="choose another file")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MachineError(
-            "drawing needs matplotlib, which is not installed",
-            where=where,
-            fix="pip install matplotlib (Rewright's extra `plot`), or leave --plot out",
-        )
 
 
 def bars_of(
@@ -70,10 +43,7 @@ def draw(path: Path, measured: Mapping[str, Sequence[Result]], earlier: Earlier 
     Raises:
         MachineError: it cannot be written.
     """
-    matplotlib: Any = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    pyplot.rcParams["svg.hashsalt"] = "rewright"  # the same results give the same file
+    pyplot = open_pyplot()
     bars = bars_of(measured, earlier)
     ours = next(iter(measured))
     figure, axis = pyplot.subplots(figsize=(8, 1.2 + 0.35 * len(bars)))
@@ -86,13 +56,4 @@ def draw(path: Path, measured: Mapping[str, Sequence[Result]], earlier: Earlier 
     axis.set_xlim(right=1.2 * max(fast for *_, fast in bars))
     axis.set_xlabel("tokens per second: median, slowest and fastest run", fontsize=8)
     axis.set_title(title, loc="left", fontsize=10)
-    figure.tight_layout()
-    try:
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except OSError as e:
-        raise MachineError(
-            f"cannot be written ({e.strerror})", where=f"--plot {path}", fix="choose another file"
-        ) from e
-    finally:
-        pyplot.close(figure)
-    output.note(f"picture written to {path}")
+    save(pyplot, figure, path)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewright.cli import output
-from rewright.ir.errors import MachineError, UsageError
+from rewright.cli.files import check_place, write_whole
+from rewright.ir.errors import UsageError
 
 if TYPE_CHECKING:
     from rewright.calibration.calibrate import Calibration
@@ -68,20 +67,19 @@ def calibrate(
     from rewright.calibration.calibrate import CalibrationOptions, to_json, to_text
     from rewright.calibration.calibrate import calibrate as measure
     from rewright.calibration.model import CalibrationModel
-    from rewright.cli.bench_plot import check_plot
     from rewright.cli.calibration_table import render
+    from rewright.cli.picture import check_plot
 
     options = CalibrationOptions(block, tuple(map(_pair, site or ())), headroom, span)
     if plot is not None:
         check_plot(plot)
-    if out.is_dir() or not out.parent.is_dir():
-        raise UsageError("is no place for a file", where=f"-o {out}", fix="choose another file")
+    check_place(out, f"-o {out}")
     opened = CalibrationModel.open(model)
     texts, others = ([] if path is None else opened.read_texts(path) for path in (text, check))
     with output.ProgressBar() as bar:
         found = measure(opened, [e.ids for e in texts], options, check=[e.ids for e in others], progress=bar)
     value = to_json(found, text.read_bytes(), options)
-    _write(out, to_text(value))
+    write_whole(out, to_text(value).encode(), f"-o {out}")
     if format is Format.json:
         output.result(
             json.dumps({"statistics": value["statistics"], "attention": value["attention"]}, indent=1)
@@ -108,18 +106,3 @@ def _say(found: Calibration) -> None:
     output.note(f"{len(found.sites)} sites share the scales of {segments} segments, {found.tokens:,} tokens")
     if found.checked:
         output.note(f"check: {found.saturated:,} of {found.checked:,} values do not fit their scales")
-
-
-def _write(path: Path, text: str) -> None:
-    """All of the file or nothing."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as e:
-        raise MachineError(
-            f"cannot be written ({e.strerror})", where=f"-o {path}", fix="choose another file"
-        ) from e
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)

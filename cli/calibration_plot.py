@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rewright.cli import output
-from rewright.ir.errors import MachineError
+from rewright.cli.picture import open_pyplot, save
 
 if TYPE_CHECKING:
     from rewright.calibration.calibrate import Calibration
@@ -22,10 +20,7 @@ def draw(path: Path, found: Calibration) -> None:
     Raises:
         MachineError: it cannot be written.
     """
-    matplotlib: Any = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    pyplot.rcParams["svg.hashsalt"] = "rewright"  # the same errors give the same file
+    pyplot = open_pyplot()
     figure, axis = pyplot.subplots(figsize=(9, 1.2 + 0.3 * len(found.sites)))
     height = 0.8 / len(_COLORS)
     for place, (block, color) in enumerate(_COLORS.items()):
@@ -47,13 +42,4 @@ def draw(path: Path, found: Calibration) -> None:
         "error of a row with calibrated scales, %: median, and line to the 95th percentile", fontsize=8
     )
     axis.legend(fontsize=8)
-    figure.tight_layout()
-    try:
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except OSError as e:
-        raise MachineError(
-            f"cannot be written ({e.strerror})", where=f"--plot {path}", fix="choose another file"
-        ) from e
-    finally:
-        pyplot.close(figure)
-    output.note(f"picture written to {path}")
+    save(pyplot, figure, path)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +12,8 @@ import typer
 
 from rewright.cli import output
 from rewright.cli.execution import Precision, PrecisionOption, Reference, Threads, open_engine
-from rewright.ir.errors import MachineError, UsageError
+from rewright.cli.files import write_whole
+from rewright.ir.errors import UsageError
 
 if TYPE_CHECKING:
     from rewright.runtime.engine import Engine
@@ -113,12 +112,5 @@ def _score_ids(engine: Engine, path: Path, out: Path) -> None:
     cases = load_cases(path)
     with output.ProgressBar() as bar:
         found = score_cases(engine, cases, bar.counter("scoring", len(cases)))
-    partial = out.with_name(out.name + ".partial")
-    try:
-        partial.write_bytes(save(found))
-        os.replace(partial, out)
-    except OSError as e:
-        with suppress(OSError):
-            partial.unlink()
-        raise MachineError(f"cannot be written ({e.strerror})", where=str(out)) from e
+    write_whole(out, save(found), str(out))
     output.result(str(out))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewright.cli import output
-from rewright.cli.bench_plot import check_plot
 from rewright.cli.execution import Threads
-from rewright.ir.errors import MachineError, UsageError
+from rewright.cli.files import check_place, write_whole
+from rewright.cli.picture import check_plot
+from rewright.ir.errors import UsageError
 
 if TYPE_CHECKING:
     from rewright.sensitivity.study import Study
@@ -107,7 +106,7 @@ def sensitivity(
         threads,
     )
     if out is not None:
-        check_place(out)
+        check_place(out, f"-o {out}")
     if plot is not None:
         check_plot(plot)
     begin = time.monotonic()
@@ -116,19 +115,13 @@ def sensitivity(
     output.notes(found.notes)
     _render(found, format)
     if out is not None:
-        write_plan(out, plan_text(found))
+        write_whole(out, plan_text(found).encode(), f"-o {out}")
         output.note(f"plan written to {out}")
     if plot is not None:
         from rewright.cli.sensitivity_plot import draw
 
         draw(plot, found)
     output.note(f"{len(found.findings)} experiments in {time.monotonic() - begin:.0f} s")
-
-
-def check_place(path: Path) -> None:
-    """Refuse, before anything is measured, a plan file that cannot be written."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError("is no place for a file", where=f"-o {path}", fix="choose another file")
 
 
 def plan_text(found: Study) -> str:
@@ -144,22 +137,6 @@ def plan_text(found: Study) -> str:
             f"checkpoint {found.fingerprint}",
         )
     )
-
-
-def write_plan(path: Path, text: str) -> None:
-    """Write the file whole or not at all; `MachineError` if it cannot be written."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except BaseException as e:
-        with suppress(OSError):
-            partial.unlink()
-        if not isinstance(e, OSError):
-            raise
-        raise MachineError(
-            f"cannot be written ({e.strerror})", where=f"-o {path}", fix="choose another file"
-        ) from e
 
 
 def _render(found: Study, format: Format) -> None:

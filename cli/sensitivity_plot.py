@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rewright.cli import output
-from rewright.ir.errors import MachineError
+from rewright.cli.picture import open_pyplot, save
 
 if TYPE_CHECKING:
     from rewright.sensitivity.study import Study
@@ -23,10 +21,7 @@ def draw(path: Path, found: Study) -> None:
     Raises:
         MachineError: it cannot be written.
     """
-    matplotlib: Any = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    pyplot.rcParams["svg.hashsalt"] = "rewright"  # the same results give the same file
+    pyplot = open_pyplot()
     bars = sorted((*found.of_scope("kind"), *found.of_scope("forced")), key=lambda f: -f.all.kl)[:_MOST_BARS]
     modules = found.of_scope("module")
     figure, axis = pyplot.subplots(figsize=(8, 1.2 + 0.27 * len(bars)))
@@ -46,13 +41,4 @@ def draw(path: Path, found: Study) -> None:
     axis.legend(fontsize=8, loc="lower right")
     axis.set_xlabel("KL(reference || lowered), nats a token; dots: single modules", fontsize=8)
     axis.set_title("What lowering a kind of module does", loc="left", fontsize=10)
-    figure.tight_layout()
-    try:
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except OSError as e:
-        raise MachineError(
-            f"cannot be written ({e.strerror})", where=f"--plot {path}", fix="choose another file"
-        ) from e
-    finally:
-        pyplot.close(figure)
-    output.note(f"picture written to {path}")
+    save(pyplot, figure, path)

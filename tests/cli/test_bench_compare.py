@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rewright.cli import bench_compare, bench_plot
+from rewright.cli import bench_compare, picture
 from rewright.runtime import bench
 from rewright.runtime.engine import Engine
 
@@ -248,7 +248,7 @@ def test_wrong_use_is_2(cli: Callable, compiled_tiny: Path, options: tuple, says
 def test_a_picture_without_matplotlib_is_4(
     cli: Callable, compiled_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: None)
     done = cli("bench", compiled_tiny, *SHORT, "--plot", tmp_path / "out.png")
     assert (done.code, done.stdout) == (4, "")
     assert "needs matplotlib, which is not installed" in done.stderr
@@ -291,7 +291,7 @@ def test_the_picture_has_the_measured_bars(
     vars(pyplot).update(rcParams={}, subplots=lambda figsize: (Figure(), axis), close=lambda figure: None)
     monkeypatch.setitem(sys.modules, "matplotlib", matplotlib)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", pyplot)
-    monkeypatch.setattr(bench_plot.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: True)
     clock["pp8"] = 2.0
     path = old.with_name("out.png")
     done = cli("bench", compiled_tiny, *SHORT, "--compare", old, "--plot", path)
