@@ -1,10 +1,11 @@
 """What a switch between the precisions of one compiled model costs, and what the second one adds to it.
 
-usage: python benchmarks/switch.py [--threads N] [--out results.json]
+usage: python benchmarks/switch.py [--target host|sm80] [--threads N] [--out results.json]
 
 Compiles tiny-v4 with and without high variants, decodes 300 tokens and switches the precision every 7: time
 of the first step behind a switch, beside that of the other steps. One pass comes before the clock, in which
-every plan is bound. The first use of a precision is told apart: there its plan is read and bound.
+every plan is bound. The first use of a precision is told apart: there its plan is read and bound, on a card
+also recorded as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ PROMPT, TOKENS, EVERY, PASSES = 200, 300, 7, 5
 PRECISIONS = ("high", "low")
 
 
-def compiled(folder: Path, *precisions: str) -> Path:
+def compiled(folder: Path, target: str, *precisions: str) -> Path:
     """tiny-v4 with the default limits."""
     out = folder / "-".join(precisions)
-    options = rewright.CompileOptions(target="host", precisions=precisions)
+    options = rewright.CompileOptions(target=target, precisions=precisions)
     rewright.compile_model(ROOT / "examples" / "tiny-v4", out, options)
     return out
 
@@ -91,12 +92,15 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--target", choices=("host", "sm80"), default="host")
+    parser.add_argument("--threads", type=int, help="of target host")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    threads = thread_count(options.threads)
+    on_host = options.target == "host"
+    threads = thread_count(options.threads) if on_host else None
+    arguments = f"--threads {threads}" if on_host else f"--target {options.target}"
     with tempfile.TemporaryDirectory() as name:
-        low, both = compiled(Path(name), "low"), compiled(Path(name), "low", "high")
+        low, both = (compiled(Path(name), options.target, *p) for p in (("low",), ("low", "high")))
         engine = Engine(Artifact.open(both), threads=threads)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(engine.vocab_size, (PROMPT + TOKENS,), generator=generator).tolist()
@@ -111,7 +115,8 @@ def main() -> None:
             alone[precision] = milliseconds([s for _ in range(PASSES) for s in decode(engine, ids, None)[1]])
         sizes = growth(low, both)
     record: dict[str, Any] = {
-        **origin("switch", f"--threads {threads}"),
+        **origin("switch", arguments),
+        "card": None if on_host or not torch.cuda.is_available() else torch.cuda.get_device_name(),
         "threads": threads,
         "tokens": TOKENS,
         "switch_every": EVERY,
